@@ -60,6 +60,8 @@ PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
 TARGETS = "tests/targets"
 PASTED_ON_TARGETS = "tests/system/paste/test_paste_targets.py"
 """`targets` runs this file besides its own folder. Without the wheels the file is skipped."""
+DOCUMENTS = "tests/system/test_docs.py"
+"""`targets` runs what the page on targets shows; elsewhere its blocks are skipped."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
@@ -182,9 +184,10 @@ def steady(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST)
 def targets(session: nox.Session) -> None:
-    """The compilers of a TPU and of a GPU, which are wheels of 1.1 GB: healthy models and examples, each way to break there, programs to paste, meshes."""
+    """The compilers of a TPU and of a GPU, which are wheels of 1.1 GB: healthy models and examples, each way to break there, programs to paste, meshes, real sizes, the page."""
     session.install(".[test,tpu,cuda]")
     session.run("pytest", *WORKERS, "-m", "not full", TARGETS, PASTED_ON_TARGETS, *session.posargs)
+    session.run("pytest", "-k", "targets.md", DOCUMENTS)
     session.run("pytest", *WORKERS, "--nnx-target", "v5e,h100", "examples/test_model.py")
     # 62 GiB for a training step of seven billion parameters: no v5e, and three quarters of an H100, hold it.
     session.run("pytest", "--nnx-target", "v5p,h200", "examples/test_language_model.py")

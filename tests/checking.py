@@ -102,11 +102,3 @@ def full(*names: str) -> list[Any]:
 def source(buffer: Buffer) -> str:
     """``path:line`` of the user's innermost frame, empty where there is none."""
     return buffer.stack[0] if buffer.stack else ""
-
-
-def replace_metadata(variable: Any, metadata: dict[str, Any]) -> None:
-    """A new dict of metadata in the place of the old one, as flax itself does it; before 0.10.7 they were attributes."""
-    if hasattr(variable, "_var_metadata"):
-        object.__setattr__(variable, "_var_metadata", metadata)
-    else:
-        vars(variable).update(metadata)

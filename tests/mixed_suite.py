@@ -1,6 +1,6 @@
 """A mixed suite as a user has it: models that hold, and models that break each in one way. Run by `steady.py`, time and again.
 
-A test's name says how it must end: ``test_holds_*``, ``test_breaks_INVARIANT_*`` or ``test_raises_*``. Kernels are constants, since random ones
+A test's name says how it must end: ``test_holds*``, ``test_breaks_INVARIANT*`` or ``test_raises*``. Kernels are constants, since random ones
 take most of the time of a run; what the tests leave behind in globals and caches is meant, since later tests must not see it.
 """
 
@@ -85,24 +85,18 @@ class JoinsWeights(nnx.Module):
         return x @ jnp.concatenate([self.linear.kernel[...]] * 3, 1)
 
 
-def test_holds_two_layers(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(TwoLayers())(jnp.ones(ROWS)).shape == ROWS
+HOLDS = {
+    "two_layers": TwoLayers,
+    "dropout": Drops,
+    "batch_norm": lambda: nnx.BatchNorm(4, rngs=nnx.Rngs(0)),
+    "sown": Sows,
+    "counter": Counts,
+}
 
 
-def test_holds_dropout(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(Drops())(jnp.ones(ROWS)).shape == ROWS
-
-
-def test_holds_batch_norm(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(nnx.BatchNorm(4, rngs=nnx.Rngs(0)))(jnp.ones(ROWS)).shape == ROWS
-
-
-def test_holds_sown(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(Sows())(jnp.ones(ROWS)).shape == ROWS
-
-
-def test_holds_counter(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(Counts())(jnp.ones(ROWS)).shape == ROWS
+@pytest.mark.parametrize("model", HOLDS)
+def test_holds(nnx_wrap: Wrap, model: str) -> None:
+    assert nnx_wrap(HOLDS[model]())(jnp.ones(ROWS)).shape == ROWS
 
 
 @pytest.mark.parametrize("width", [3, 5])
@@ -204,24 +198,18 @@ class Branches(Layer):
         return y if float(y.sum()) > 0 else x
 
 
-def test_breaks_tracers_list(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(KeepsInList())(jnp.ones(ROWS)).shape == ROWS
+LEAVES = {
+    "list": KeepsInList,
+    "list_of_another_test": KeepsInList,
+    "dict": KeepsInDict,
+    "attribute": KeepsInAttribute,
+    "cached_function": Masks,
+}
 
 
-def test_breaks_tracers_list_of_another_test(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(KeepsInList())(jnp.ones(ROWS)).shape == ROWS
-
-
-def test_breaks_tracers_dict(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(KeepsInDict())(jnp.ones(ROWS)).shape == ROWS
-
-
-def test_breaks_tracers_attribute(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(KeepsInAttribute())(jnp.ones(ROWS)).shape == ROWS
-
-
-def test_breaks_tracers_cached_function(nnx_wrap: Wrap) -> None:
-    assert nnx_wrap(Masks())(jnp.ones(ROWS)).shape == ROWS
+@pytest.mark.parametrize("where", LEAVES)
+def test_breaks_tracers(nnx_wrap: Wrap, where: str) -> None:
+    assert nnx_wrap(LEAVES[where]())(jnp.ones(ROWS)).shape == ROWS
 
 
 def test_breaks_memory_constant(nnx_wrap: Wrap) -> None:

@@ -359,7 +359,7 @@ MUTANTS = (
     Mutant("chains.cover_pairs", Never("idle"), "test_chains.py"),
     Mutant("chains._around", Drops("yield pair"), "test_chains.py"),
     Mutant("sweep._singles", Never("is_named"), "test_sweep.py"),
-    Mutant("run.Run._record", Drops("self.facts += execution.facts"), "test_sweep.py test_notes.py"),
+    Mutant("run.Run._record", Drops("self.facts += execution.facts"), "test_plugin.py test_notes.py"),
     Mutant("baseline.BaselineHooks.listen.keep", Always("run.remember"), "test_baseline_figures.py"),
     Mutant("errors.plainest.key", Replaces("False", "True"), "test_errors.py"),
     Mutant("neighbours.run_around", Never("outcome.verdict == 'failed' and (not isinstance(run.raised(nesting), CheckError))"), "test_own_object.py"),

@@ -7,11 +7,13 @@ Each is made in a copy of the package, which the tests import in place of it. Th
 from __future__ import annotations
 
 import ast
+import copy
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -29,34 +31,60 @@ class UnfitError(Exception):
 
 def broken(mutant: Mutant) -> tuple[Path, str]:
     """The file that a mutant breaks, from the folder of the package, and its text then."""
+    path, module, scope = place_of(mutant, ast.parse)
+    change(mutant, scope)
+    text = ast.unparse(module)
+    try:
+        compile(text, path, "exec")
+    except SyntaxError as error:
+        raise UnfitError(str(error)) from error
+    return path, text
+
+
+def place_of(mutant: Mutant, parse: Callable[[str], ast.Module]) -> tuple[Path, ast.Module, ast.AST]:
+    """The file, its syntax tree, and in this the definition that a mutant names."""
     stem, _, name = mutant.where.partition(".")
     found = [
         (path, module, scope)
         for path, text in sources().get(stem, ())
-        for module in [ast.parse(text)]
+        for module in [parse(text)]
         for scope in scopes_of(module, name.split("."))
     ]
     if len(found) != 1:
         raise UnfitError(f"{len(found)} functions, classes or constants have the name {mutant.where}")
-    ((path, module, scope),) = found
+    return found[0]
+
+
+def change(mutant: Mutant, scope: ast.AST) -> None:
+    """Break a definition in place."""
     before = ast.dump(scope)
     try:
         mutant.effect.change(scope)
-        text = ast.unparse(module)
-        compile(text, path, "exec")
     except SyntaxError as error:
         raise UnfitError(str(error)) from error
     if ast.dump(scope) == before:
         raise UnfitError("it changes nothing")
-    return path, text
 
 
 def tests_of(mutant: Mutant) -> list[Path]:
     """The test files of a mutant."""
-    found = {name: [*(ROOT / "tests").rglob(name)] for name in mutant.tests.split()}
+    found = {name: test_files().get(name, []) for name in mutant.tests.split()}
     if wrong := [name for name, paths in found.items() if len(paths) != 1]:
         raise UnfitError(f"not one file each: {', '.join(wrong)}")
     return [path for paths in found.values() for path in paths]
+
+
+parsed = cache(ast.parse)
+"""A syntax tree that nothing changes."""
+
+
+@cache
+def test_files() -> dict[str, list[Path]]:
+    """The test files, by their names."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        files.setdefault(path.name, []).append(path)
+    return files
 
 
 @cache
@@ -94,7 +122,8 @@ def _names_of(node: ast.AST) -> list[str]:
 def unfit(mutant: Mutant) -> str:
     """Why a mutant proves nothing; empty where it can be run."""
     try:
-        broken(mutant)
+        *_, scope = place_of(mutant, parsed)
+        change(mutant, copy.deepcopy(scope))
         tests_of(mutant)
     except UnfitError as error:
         return str(error)
@@ -103,13 +132,15 @@ def unfit(mutant: Mutant) -> str:
 
 def survives(mutant: Mutant) -> str:
     """Why a mutant is alive; empty where a test failed."""
-    if why := unfit(mutant):
-        return f"{why}: write the mutant anew"
-    file, text = broken(mutant)
+    try:
+        file, text = broken(mutant)
+        tests = tests_of(mutant)
+    except UnfitError as error:
+        return f"{error}: write the mutant anew"
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(PACKAGE, Path(folder) / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
         (Path(folder) / PACKAGE.name / file).write_text(text)
-        for test in tests_of(mutant):
+        for test in tests:
             done = run(test, folder)
             if "FAILED tests/" in done.stdout or "ERROR tests/" in done.stdout:
                 return ""

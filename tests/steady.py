@@ -164,11 +164,11 @@ def amiss(said: Said) -> list[str]:
 
 
 def ends_as_named(test: str, text: str) -> bool:
-    _, ends, what = test.partition("::")[2].split("_", 2)
+    _, ends, *what = re.split(r"[_\[]", test.partition("::")[2])
     if ends == "holds":
         return text.startswith("passed\n")
     is_broken = "nnx invariant broken" in text.partition("\ntests: ")[0]
-    named = rf"nnx invariant broken: {what.partition('_')[0]}\b" if ends == "breaks" else "ConcretizationTypeError"
+    named = rf"nnx invariant broken: {what[0]}\b" if ends == "breaks" else "ConcretizationTypeError"
     return text.startswith("failure\n") and bool(re.search(named, text)) and is_broken == (ends == "breaks")
 
 

@@ -13,7 +13,7 @@ class Box:
 
 class Net(nnx.Module):
     def __init__(self):
-        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.linear = nnx.Linear(2, 2, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
         self.box = Box()
 
     def __call__(self, x, keep=True):

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-import jax
-import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 from benchmarks.on_targets import commands, rows
 from benchmarks.on_targets.rows import Row, Table, There
@@ -44,13 +39,3 @@ def test_their_process_has_the_devices_of_the_largest_mesh(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_one")
     assert commands.environment()["XLA_FLAGS"] == "--xla_one --xla_force_host_platform_device_count=16"
     assert commands.environment()["JAX_PLATFORMS"] == "cpu"
-
-
-@pytest.mark.skipif(not find_spec("libtpu"), reason="the compiler of TPUs is not installed: libtpu")
-def test_a_row_is_measured_by_a_check():
-    model = nnx.eval_shape(lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
-    row = rows.measured("a layer", model, (jax.ShapeDtypeStruct((8, 64), jnp.float32),), "v5e")
-    assert row.state == (64 * 64 + 64) * 4
-    (there,) = row.targets
-    assert (there.target, there.fits, there.donated, there.lost) == ("v5e", True, 2, 0)
-    assert there.peak >= row.state

@@ -12,11 +12,8 @@ from benchmarks.children import ROOT
 from benchmarks.comparison import __main__ as command
 from benchmarks.comparison import results
 from benchmarks.comparison.programs import PROGRAMS
-from benchmarks.comparison.results import Cell, Comparison
 from benchmarks.comparison.tools import NOTHING, TOOLS
 
-CELL = Cell("retracing", "chex", "found", "passes", (2.0, 6.0, 3.0), (1.0, 2.0, 2.0))
-COMPARISON = Comparison("jax 1", (CELL, replace(CELL, program="donation", broken="passes")))
 LEAKS = next(tool for tool in TOOLS if tool.name == "jax.checking_leaks")
 OURS = next(tool for tool in TOOLS if tool.name == "pytest-nnxcheck")
 
@@ -37,20 +34,6 @@ def test_a_failure_is_a_finding_where_the_tool_says_so_in_its_words():
 
 
 # --- the tables
-
-
-def test_the_tables_have_a_row_a_tool_and_a_column_a_program():
-    assert results.markdown([COMPARISON]).splitlines() == [
-        "jax 1; rounds of the twin: 3.",
-        "",
-        "| what it found | retracing | donation |",
-        "|---|---|---|",
-        "| chex | **found** | - |",
-        "",
-        "| CPU time | retracing | donation |",
-        "|---|---|---|",
-        "| chex | 2.0 | 2.0 |",
-    ]
 
 
 def test_the_tables_of_the_page_are_those_of_its_data():

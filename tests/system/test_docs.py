@@ -21,7 +21,6 @@ from pytest_nnxcheck.core.settings import TABLE, flag, names, show
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-README = (ROOT / "README.md").read_text()
 SETTINGS = (DOCS / "settings.md").read_text()
 TARGETS = (DOCS / "targets.md").read_text()
 SHOWN = (DOCS / "failures.md").read_text().partition("<!-- fails: ")[2].partition("```text\n")[2].partition("```")[0]

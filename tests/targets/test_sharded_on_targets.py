@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +19,12 @@ from pytest_nnxcheck import check
 DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
 STATE = 2 * WIDTH * HIDDEN * 4
-COMPILERS = find_spec("libtpu") and (find_spec("jax_cuda12_plugin") or find_spec("jax_cuda13_plugin"))
-
-with_compilers = pytest.mark.skipif(not COMPILERS, reason="the compilers of TPUs and NVIDIA GPUs are not installed")
 with_a_set_mesh = pytest.mark.skipif(
     jax.__version_info__ < (0, 8), reason="jax.set_mesh, and what tells it, came with jax 0.8"
 )
 on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
 
 
-@with_compilers
 @with_a_set_mesh
 @pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has eight devices")
 def test_this_file_passes_on_eight_devices():

@@ -10,15 +10,23 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+import pytest_nnxcheck
 from pytest_nnxcheck import (
     Breach,
+    CheckError,
+    DonationLost,
+    ExpectedFailuresWarning,
     Invariant,
     InvariantViolation,
     Layer,
+    MemoryBudgetExceeded,
     NestedCall,
     Nesting,
     Outcome,
+    ParityLost,
     Report,
+    TracerResidue,
+    UnexpectedPass,
     Violation,
     Wrap,
     Wrapped,
@@ -75,12 +83,14 @@ def read(report: Report) -> str:
     smallest = next(iter(report.broken), None)
     assert_type(smallest, Outcome | None)
     assert_type(report.violations, tuple[Violation, ...])
+    assert_type(report.outcomes, tuple[Outcome, ...])
     assert_type(report.ok, bool)
     if smallest is None:
         return report.program()
     assert_type(smallest.nesting, Nesting)
     assert_type(smallest.nesting.layers, tuple[Layer, ...])
     assert_type(smallest.peak, int | None)
+    assert_type(report.violations[0].invariant, str)
     return ", ".join(violation.summary for violation in smallest.violations)
 
 
@@ -106,3 +116,8 @@ def pytest_nnx_invariants(config: pytest.Config) -> list[Invariant]:
 
 register_invariant(Invariant("also", keeps_types))
 Invariant("x", lambda call: [3])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+
+violations: tuple[type[InvariantViolation], ...] = (TracerResidue, MemoryBudgetExceeded, DonationLost, ParityLost)
+errors: tuple[type[Exception], ...] = (CheckError, InvariantViolation, UnexpectedPass)
+warnings: type[Warning] = ExpectedFailuresWarning
+assert_type(pytest_nnxcheck.__version__, str)

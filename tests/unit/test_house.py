@@ -23,12 +23,12 @@ WORDS = ("core/catalogue.py", "transforms/", "reporting/hints.py", "compat/")
 
 
 def test_no_transform_is_named_in_quotes_outside_of_the_catalogue():
-    paths = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
     assert [
-        f"{name}:{node.lineno} {node.value!r}"
-        for name, path in paths.items()
-        if not name.startswith(WORDS)
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{path}:{node.lineno} {node.value!r}"
+        for files in mutants.sources().values()
+        for path, text in files
+        if not str(path).startswith(WORDS)
+        for node in ast.walk(mutants.parsed(text))
         if isinstance(node, ast.Constant) and node.value in CATALOGUE
     ] == []
 

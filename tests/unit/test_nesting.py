@@ -89,13 +89,6 @@ def test_taking_a_layer_away_is_plainer(nesting, data):
         assert fewer.plainness < nesting.plainness
 
 
-def test_what_jax_cannot_run_is_known():
-    refused = ["grad > while_loop", "grad > remat > while_loop", "grad > grad", "shard_map > jit > shard_map"]
-    assert [text for text in refused if not impossible(Nesting.parse(text))] == []
-    fine = ["grad > scan", "while_loop > grad", "grad > fori_loop"]
-    assert [text for text in fine if impossible(Nesting.parse(text))] == []
-
-
 @given(any_nesting)
 def test_what_jax_cannot_run_stays_so_whatever_is_around_it(nesting):
     names = [layer.transform for layer in nesting.layers]

@@ -246,9 +246,3 @@ def test_where_a_setting_may_be_given():
     assert run - {*table.names(place="ini file")} == {name for name in run if not TABLE[name].kind.metavar}
     assert all(f" {name}=" in table.marker_line() for name in marker)
     assert "nesting=" not in table.marker_line()
-
-
-def test_every_default_can_be_read_back_from_its_text():
-    for name, row in TABLE.items():
-        if row.default not in (None, ()):
-            assert row.kind.parse(name, table.show(row.default)) == row.kind.parse(name, row.default)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import steady
 
-TEST = "test_mixed.py::test_breaks_tracers_list"
+TEST = "test_mixed.py::test_breaks_tracers[list]"
 LANE = Path("/lane-1")
 BROKEN = "nnx invariant broken: tracers    test_mixed.py::test_breaks_tracers_list"
 

@@ -34,19 +34,11 @@ def test_created_then_passed_then_grown_then_accepted(run, peaks):
     assert section(result) == [f"{PEAKS}: 19 nestings compared"]
     result = run(GROWN)
     result.assert_outcomes(failed=1)
-    head = result.outlines.index("nnx memory baseline exceeded")
-    assert result.outlines[head + 1 : head + 7] == [
-        "  test        test_inner.py::test_x",
-        "  nesting     jit   smallest of 19 that grew, 19 compared",
-        "  peak        2200 B, was 2000 B: +200 B (+10.0 %), tolerance 5%",
-        "  temporaries 1900 B, was 1700 B: +200 B (+11.8 %)",
-        "  buffer      + 1900 B temporary uint8[1900] dot   model.py:7",
-        "  buffer      - 1700 B temporary uint8[1700] dot",
-    ]
     result.stdout.fnmatch_lines(
         [
+            "nnx memory baseline exceeded",
+            "  nesting     jit   smallest of 19 that grew, 19 compared",
             f"  accept      pytest test_inner.py::test_x --nnx-baseline {PEAKS} --nnx-baseline-update",
-            f"  replay      pytest test_inner.py::test_x --nnx-baseline {PEAKS} --nnx-nesting jit",
             "FAILED test_inner.py::test_x - Failed: nnx memory baseline exceeded*",
         ]
     )
@@ -95,22 +87,6 @@ def test_an_expected_failure_of_the_user_is_no_growth(run, peaks):
     more = GROWN.replace("max_examples=0", "max_examples=0, transforms='jit,scan,cond'")
     assert run("@pytest.mark.xfail\n" + more, NEW_ONLY).ret == 0
     assert peaks.read_bytes() == before, "what failed is not added"
-
-
-def test_what_is_new_passes_and_is_added_where_asked(run, peaks):
-    run(OK, UPDATE)
-    before = peaks.read_text()
-    more = OK.replace("test_x", "test_y")
-    compared = f"{PEAKS}: 19 nestings compared"
-    result = run(OK + more)
-    result.assert_outcomes(passed=2)
-    assert section(result) == [compared, f"19 nestings not in {PEAKS}: --nnx-baseline-update-new-only adds them"]
-    result = run(GROWN + more, NEW_ONLY)
-    result.assert_outcomes(failed=1, passed=1)
-    assert section(result)[-1] == f"{PEAKS} is not written: 1 test failed"
-    assert peaks.read_text() == before
-    assert section(run(OK + more, NEW_ONLY)) == [compared, f"{PEAKS} is written, 38 entries: 19 new"]
-    assert peaks.read_text() == before + before.partition("\n")[2].replace("test_x", "test_y")
 
 
 # --- stale ---------------------------------------------------------------------------------------------------------------

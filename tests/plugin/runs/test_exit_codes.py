@@ -15,17 +15,8 @@ UNEXPECTED = HOLDS.replace("@marked", "@marked(expected_failures={'tracers': 'kn
 RUNS = {
     0: [(HOLDS,), (EXPECTED,), (REFUSED,)],
     1: [(BREAKS,), (RAISES,), (UNEXPECTED,), (REFUSED, "--nnx-on-rejection=fail")],
-    2: [
-        (HOLDS.replace("@marked", "@marked(max_depth=0)"),),
-        ("@marked\ndef test_x(tmp_path): pass\n",),
-        ("@marked\nasync def test_x(nnx_wrap): pass\n",),
-    ],
-    4: [
-        (HOLDS, "--nnx-max-depth=0"),
-        (HOLDS, "--nnx-report=report.txt"),
-        (HOLDS, "--nnx-baseline=missing.jsonl"),
-        (HOLDS, "--nnx-expected-failures=missing.toml"),
-    ],
+    2: [("@marked\ndef test_x(tmp_path): pass\n",)],
+    4: [(HOLDS, "--nnx-max-depth=0"), (HOLDS, "--nnx-baseline=missing.jsonl")],
     5: [("",)],
 }
 

@@ -2,17 +2,15 @@
 
 from itertools import combinations
 
-import jax.numpy as jnp
 import pytest
 from fake_engine import RUNS, Checked, Model, has
-from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import INVARIANTS, STYLES, TRANSFORMS
-from pytest_nnxcheck.core.errors import NestingExcused, TracerResidue
+from pytest_nnxcheck.core.errors import NestingExcused
 from pytest_nnxcheck.core.expected_failures import ExpectedFailure, covered, excuse, unexpected_passes
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
@@ -200,13 +198,6 @@ class TestCheck:
         assert dict(report.properties(found))["nnx_expected"] > 12
         assert_invariants(model, 1, expected_failures={"memory": "jax#926", "vmap > scan": "flax#1234"})
 
-    def test_what_is_not_known_still_fails(self):
-        model = Model(memory=has("jit"), tracers=has("jit", "scan"))
-        with pytest.raises(TracerResidue) as caught:
-            assert_invariants(model, 1, expected_failures={"memory": "jax#926"})
-        assert str(caught.value.outcome.nesting) == "jit > scan"
-        assert "  note        expected to fail: jax#926 (memory)" in str(caught.value).splitlines()
-
     def test_an_unexpected_pass_fails(self):
         found = check(Model(), 1, expected_failures={"memory": "jax#926"})
         assert not found.ok
@@ -220,11 +211,6 @@ class TestCheck:
         model = Model(failed=has("vmap", "remat", "scan[functional]"))
         assert check(model, 1, expected_failures={named: "x"}, **settings).ok
         assert named in RUNS
-
-    def test_a_named_nesting_takes_the_styles_that_are_on(self):
-        few = {"styles": "functional,closure", "sweep": "probes", "max_examples": 0}
-        check(Model(), 1, expected_failures={"vmap > scan": "x"}, **few)
-        assert RUNS[-1] == "vmap[functional] > scan[functional]"
 
     @pytest.mark.parametrize("settings", [{"transforms": "jit"}, {"max_depth": 1}, {"styles": "functional"}])
     def test_the_settings_bound_what_is_named(self, settings):
@@ -271,35 +257,3 @@ class TestCheck:
         with pytest.raises(TypeError) as caught:
             assert_invariants(model, 1, expected_failures={"un-nested": "x"})
         assert "un-nested, the same test body did not pass either" in caught.value.__notes__[0]
-
-    def test_one_nesting_alone(self):
-        known = {"expected_failures": {"memory": "x", "jit > scan": "y"}}
-        assert check(Model(), 1, nesting="jit", **known).ok
-        assert check(Model(memory=has("jit")), 1, nesting="jit", **known).ok
-        assert not check(Model(), 1, nesting="jit > scan", **known).ok
-
-
-class Sows(nnx.Module):
-    def __init__(self, adds):
-        self.linear, self.adds = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), adds
-
-    def __call__(self, x):
-        y = self.linear(x)
-        if self.adds:
-            self.sow(nnx.Intermediate, "seen", y)
-        return y
-
-
-FEW = {"styles": "argument,functional", "sweep": "singles", "max_examples": 0}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_loop_over_a_module_that_sows():
-    known = {"scan": "sow cannot live in a carry"}
-    found = check(Sows(adds=True), jnp.ones((2, 4)), expected_failures=known, **FEW)
-    assert found.ok, str(found)
-    told = {str(o.nesting): o.verdict for o in found.outcomes}
-    assert (told["scan"], told["scan[functional]"]) == ("expected", "held")
-    (line,) = check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, **FEW).unexpected
-    assert line.startswith("nnx expected failure 'scan' (sow cannot live in a carry) did not happen: 2 nestings held")

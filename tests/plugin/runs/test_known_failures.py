@@ -147,9 +147,7 @@ BOTH = BREAKS + BREAKS.replace("test_x", "test_y")
     "args, warned",
     [
         ((), ["4 deep", "'b'", "gone"]),
-        (("test_inner.py",), ["'b'", "gone"]),
         (("test_inner.py::test_x",), ["gone"]),
-        (("--ignore=other",), ["gone"]),
         (("--nnx-nesting=jit",), ["4 deep", "gone"]),
         (("-x", "--nnx-memory-budget=1x"), ["4 deep", "'b'", "gone"]),
     ],
@@ -188,40 +186,3 @@ def test_what_several_processes_saw_adds_up(tmp_path):
     told = [text for _, text in controller.complaints(every, ["t::test_a", "t::test_b"])]
     assert told == ["expected failure 'vmap' (c) of table '*::test_a' matches no nesting that ran"]
     assert not [*controller.complaints(every, ["t::test_a", "t::test_b", "t::x::test_a"])], "one did not run to its end"
-
-
-def test_a_marker_that_a_conftest_adds_later_counts(run_known):
-    source = (
-        "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model(memory=has('jit')))\ndef test_x(model): model(1)\n"
-    )
-    adds = "for item in items: item.add_marker(__import__('pytest').mark.nnx_invariants)"
-    mark = f"def pytest_collection_modifyitems(items):\n    {adds}\n"
-    run_known(KNOWN, source, conftest=mark).assert_outcomes(passed=1, warnings=0)
-    for known, gone in ((KNOWN, False), (KNOWN.replace("test_x", "test_y"), True)):
-        told = run_known(known, source, "--collect-only", conftest=mark).stdout.str()
-        assert ("matches no test" in told) is gone
-
-
-def test_the_ini_file_is_relative_to_the_root(run_inner, pytester):
-    (pytester.mkdir("ci") / "known.toml").write_text(KNOWN)
-    pytester.makeini("[pytest]\nnnx_expected_failures = ci/known.toml\n")
-    result = run_inner(BREAKS, "--rootdir=.", "-rA")
-    result.assert_outcomes(passed=1)
-    (pytester.path / "other.toml").write_text("")
-    run_inner(BREAKS, "--nnx-expected-failures=other.toml").assert_outcomes(failed=1)
-
-
-OUTSIDE = "option --nnx-expected-failures: known.toml: 'memory' stands outside of a table, *"
-MISSING = "ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"
-
-
-@pytest.mark.parametrize(
-    "given, message",
-    [("--nnx-expected-failures=known.toml", OUTSIDE), ("--override-ini=nnx_expected_failures=no.toml", MISSING)],
-)
-def test_a_bad_file_stops_the_run_before_it_starts(run_inner, pytester, given, message):
-    (pytester.path / "known.toml").write_text("memory = 'x'\n")
-    result = run_inner("raise SystemExit('collected')\n", given)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {message}"])
-    assert "Traceback" not in result.stderr.str()

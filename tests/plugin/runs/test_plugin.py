@@ -58,12 +58,6 @@ def test_the_replay_line_replays_with_the_options_that_judge(run_inner):
     again.stdout.fnmatch_lines(["test_inner.py::test_pair  1 nesting: 1 violated; *"])
 
 
-def test_a_replay_of_a_nesting_that_holds_runs_it_alone(run_inner):
-    for nesting in ("remat > scan[closure]", "un-nested"):
-        source = PAIR + f"\ndef test_ran():\n    assert RUNS == ['{nesting}']\n"
-        run_inner(source, f"--nnx-nesting={nesting}").assert_outcomes(passed=2)
-
-
 def test_the_users_own_failure_is_his_own(run_inner):
     own = "@marked\ndef test_own(nnx_wrap):\n    assert nnx_wrap(Model())(3) == 4\n"
     result = run_inner(f"{own}def test_ran():\n    assert RUNS == ['un-nested']\n")
@@ -168,13 +162,6 @@ def test_what_was_left_out_is_said_once(run_inner):
         consecutive=True,
     )
     assert "see -v for what was left out" in run_inner(source).stdout.str()
-
-
-def test_switched_off(run_inner, inner_args):
-    if inner_args:
-        pytest.skip("only an installed plugin can be switched off by name")
-    result = run_inner("def test_x(): pass\n", "-p", "no:nnxcheck", "--help")
-    assert "--nnx-" not in result.stdout.str()
 
 
 def test_a_test_that_is_run_again_starts_afresh_and_its_last_attempt_is_told(run_inner, pytester):

@@ -36,21 +36,6 @@ def test_what_is_refused_is_a_collection_error_with_file_and_line(run_inner, pyt
     assert "Traceback" not in result.stdout.str()
 
 
-def test_the_fixture_may_come_through_another_one(run_inner):
-    source = """
-@pytest.fixture(scope="module")
-def model(nnx_wrap):
-    return nnx_wrap(Model())
-
-@marked
-def test_x(model):
-    assert model(1) == 1
-
-def test_plain(): pass
-"""
-    run_inner(source).assert_outcomes(passed=2)
-
-
 ADDS = """
 import pytest
 
@@ -104,14 +89,6 @@ def test_options(nnx_wrap, request):
     ini = "nnx_transforms = remat\nnnx_max_depth = 4\nnnx_shortcuts = off\nnnx_memory_budget = 3x\n"
     pytester.makeini(f"[pytest]\n{ini}")
     run_inner(source, "--nnx-transforms=scan,vmap", "--nnx-max-depth=2").assert_outcomes(passed=2)
-
-
-@pytest.mark.full  # with one process: tests/plugin/settings
-def test_a_bad_option_stops_a_run_with_workers_before_it_starts(run_inner):
-    result = run_inner("raise SystemExit('collected')\n", "--nnx-nesting=jit > scna", "-n2", subprocess=True)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: option --nnx-nesting: unknown transform 'scna', did you mean 'scan'?"])
-    assert "Traceback" not in result.stderr.str()
 
 
 @pytest.mark.slow

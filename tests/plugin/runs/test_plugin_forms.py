@@ -188,12 +188,6 @@ def test_marks_and_outcomes_inside_the_body(run_inner):
     run_inner(source).assert_outcomes(xfailed=2, skipped=2, failed=1, passed=2)
 
 
-def test_last_failed_and_exit_first(run_inner):
-    source = "@marked(max_examples=0)\n@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_x(nnx_wrap, x): nnx_wrap(Model(tracers=lambda n: x == 2))(x)\n"
-    run_inner(source, "-x").assert_outcomes(passed=1, failed=1)
-    run_inner(source, "--lf").assert_outcomes(failed=1)
-
-
 def test_statistics_and_selection_of_hypothesis(run_inner):
     source = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(rejected=has('scan[closure]')))(1)\ndef test_y(): pass\n"
     result = run_inner(source, "--hypothesis-show-statistics", "-m", "hypothesis", "--hypothesis-seed=1")

@@ -102,16 +102,6 @@ def test_the_line_of_a_nesting():
 # --- what is said --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_line_a_nesting_with_v_in_a_pipe(run_inner):
-    result = run_inner(SUITE, "-v", subprocess=True)
-    result.assert_outcomes(passed=1)
-    assert said(result, OF_NESTING) == SWEEP
-    at = result.outlines.index("test_inner.py::test_block ")
-    assert OF_NESTING.fullmatch(result.outlines[at + 1])
-    assert result.outlines[at + 7].startswith("test_inner.py::test_block PASSED")
-
-
 @pytest.mark.parametrize("conftest, where", [("", "log"), (ON_TERMINAL, "terminal")], ids=["log", "terminal"])
 def test_a_long_test_says_what_is_under_way(run_inner, patience, conftest, where):
     patience(**{where: 0})

@@ -157,19 +157,9 @@ def test_a_run_without_marked_tests_writes_an_empty_report_and_no_summary(run_in
     assert not (pytester.path / "other.json").exists()
 
 
-def test_the_ini_file_may_ask(run_inner, pytester, summary, monkeypatch):
-    monkeypatch.delenv("GITHUB_ACTIONS")
-    pytester.makepyprojecttoml("[tool.pytest.ini_options]\nnnx_report = ['my report.json', 'b.md']\n")
-    run_inner(MIXED)
-    assert len(written(pytester, "my report.json")["tests"]) == 2
-    assert (pytester.path / "b.md").exists()
-    assert summary.read_text() == "", "outside of GitHub"
-
-
 @pytest.mark.parametrize(
     "typed, said",
     [
-        ("report.txt", "report='report.txt' ends in none of .json, .html, .md, write 'report.txt.json', *"),
         ("file/report.json", "cannot write file/report.json: *; write the name of a file in a folder *"),
         ("folder.json", "cannot write folder.json: it is a folder; write the name of a file *"),
         ("/proc/report.json", "cannot write /proc/report.json: *; write the name of a file *"),
@@ -220,50 +210,6 @@ def test_a_test_that_cannot_be_told_of_is_told_by_name(run_inner, pytester, monk
     result.assert_outcomes(passed=2, failed=1)
     told = {name: (test["outcome"], test["message"]) for name, test in heads(pytester).items()}
     assert told["test_pair"] == ("failed", "nnx report: cannot tell of this test: RuntimeError: <what>")
-
-
-def test_the_old_report_stays_until_the_new_one_is_whole(run_inner, pytester):
-    (pytester.path / "real.json").write_text("old")
-    (pytester.path / "report.json").symlink_to("real.json")
-    sees = "import pathlib\ndef test_sees(): assert pathlib.Path('report.json').read_text() == 'old'\n"
-    run_inner(f"{MIXED}\n{sees}", "--nnx-report=report.json").assert_outcomes(passed=3, failed=1)
-    assert heads(pytester)["test_holds"]["outcome"] == "passed"
-    assert (pytester.path / "report.json").is_symlink()
-    assert not list(pytester.path.glob(".nnx*"))
-
-
-HOSTILE = """
-# -*- coding: utf-8 -*-
-NAMES = ["a|b`c", "<script>alert(1)</script>", "größe☃", "x\\ny", "a::b", '"]]>', "\\x1b[31m", "\\udcff", "a%b"]
-
-@marked
-@pytest.mark.parametrize("name", NAMES)
-def test_hostile(nnx_wrap, name):
-    model = nnx_wrap(Model(tracers=has("jit")))
-    model(3)
-
-@marked
-@pytest.mark.parametrize("name", NAMES)
-def test_raises(nnx_wrap, name):
-    nnx_wrap(Model())(3)
-    raise ValueError(name.encode("utf-8", "backslashreplace").decode())  # xdist itself takes nothing else
-"""
-
-
-def test_hostile_names_and_messages_lose_nothing(run_inner, pytester):
-    asked = [f"--nnx-report=schöner Bericht.{kind}" for kind in ("json", "html", "md")]
-    few = ["--nnx-sweep=singles", "--nnx-max-examples=0"]
-    result = run_inner(HOSTILE, *asked, *few, "--junitxml=junit.xml", "--tb=line")
-    result.assert_outcomes(failed=18)
-    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
-    found = written(pytester, "schöner Bericht.json")
-    assert len(found["tests"]) == 18
-    assert len([test for test in found["tests"] if "größe☃" in test["message"]]) == 1
-    html = (pytester.path / "schöner Bericht.html").read_text("utf-8")
-    assert "<script>alert" not in html
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    verdicts = [properties["nnx_verdict"] for properties in junit(pytester).values()]
-    assert sorted(verdicts) == ["failed"] * 9 + ["violated"] * 9
 
 
 def test_a_summary_that_cannot_be_written_fails_no_run(run_inner, pytester, monkeypatch, summary):

@@ -53,20 +53,31 @@ class TestOrder:
         assert several == ["jit > remat > remat > eval_shape", "jit > eval_shape > eval_shape > remat"]
 
 
+SINGLES = ["un-nested", *map(str, strategies.sweep(merge({"sweep": "singles"})))]
+*_, LAST = map(str, strategies.sweep(DEFAULTS))
+STOPS = {  # what is checked, the last nesting that runs, and how many ran by then
+    "the un-nested call": (Model(tracers=lambda nesting: True), "un-nested", 1),
+    "jit raises": (Model(failed=has("jit")), "jit", 4),
+    "another single raises": (Model(failed=exactly("remat")), SINGLES[-1], len(SINGLES)),
+    "closures raise": (Model(failed=captures), LAST, SWEEP),
+    "flax rejects": (Model(rejected=exactly("jit[closure]", "jit > call_first", "scan")), LAST, SWEEP),
+    **{
+        single: (
+            Model(tracers=exactly(single, "while_loop[jax_closure]", "jit > scan")),
+            single,
+            SINGLES.index(single) + 1,
+        )
+        for single in ("jit", "scan", "while_loop", "vmap[functional]")
+    },
+}
+
+
 @pytest.mark.usefixtures("fake")
 class TestStop:
-    def test_at_the_un_nested_call(self):
-        found = check(Model(tracers=lambda nesting: True), 1)
-        assert ran(found) == ["un-nested"]
-        assert found.not_run == SWEEP - 1
-
-    @pytest.mark.parametrize("single", ["jit", "scan", "while_loop", "vmap[functional]"])
-    def test_at_the_plainest_single_that_breaks(self, single):
-        last = ran(check(Model(), 1, sweep="singles", max_examples=0))
-        found = check(Model(tracers=exactly(single, "while_loop[jax_closure]", "jit > scan")), 1)
-        assert ran(found) == last[: last.index(single) + 1]
-        assert str(found.broken[0].nesting) == single
-        assert len(found.broken) == 1
+    @pytest.mark.parametrize("model, last, count", STOPS.values(), ids=STOPS)
+    def test_after_the_plainest_single_that_breaks(self, model, last, count):
+        found = check(model, 1, max_examples=0)
+        assert (ran(found)[-1], len(ran(found)), found.not_run) == (last, count, SWEEP - count)
 
     def test_closures_at_the_plainest_that_breaks_and_nothing_else(self):
         """On flax 0.10 every captured module leaks that the call changes: what breaks where it is handed over stayed unseen."""
@@ -78,11 +89,6 @@ class TestStop:
         assert [text for text in ran(found) if "closure" in text] == [*PROBES, "jit[closure]"]
         assert found.not_run == 12 - 3
 
-    def test_closures_that_raise_stop_nothing(self):
-        found = check(Model(failed=captures), 1, max_examples=0)
-        assert len(ran(found)) == SWEEP
-        assert "jit > scan > scan > vmap" in ran(found)
-
     def test_what_is_handed_over_stops_closures_too(self):
         found = check(Model(tracers=captures, memory=has("scan")), 1, max_examples=0)
         assert [text for text in ran(found) if "closure" in text] == PROBES
@@ -92,17 +98,9 @@ class TestStop:
         found = check(Model(tracers=exactly("eval_shape[closure]", "scan[closure]")), 1)
         assert [str(outcome.nesting) for outcome in found.broken] == ["scan[closure]", "eval_shape[closure]"]
 
-    def test_where_plain_jit_raises(self):
-        found = check(Model(failed=has("jit")), 1)
-        assert ran(found) == ["un-nested", "eval_shape[closure]", "eval_shape[jax_closure]", "jit"]
-        assert found.not_run == SWEEP - 4
-
     def test_another_single_that_raises_lets_the_singles_end(self):
         found = check(Model(failed=exactly("remat"), tracers=exactly("while_loop[closure]")), 1)
         assert str(found.broken[0].nesting) == "while_loop[closure]"
-        alone = check(Model(failed=exactly("remat")), 1)
-        assert ran(alone) == ran(check(Model(), 1, sweep="singles", max_examples=0))
-        assert alone.not_run == SWEEP - 25
 
     def test_what_is_expected_to_fail_stops_nothing(self):
         known = {"scan": "known", "jit > vmap": "known"}
@@ -110,20 +108,12 @@ class TestStop:
         assert "jit > scan > scan > vmap" in ran(found)
         assert not any(outcome.verdict == "violated" for outcome in found.outcomes)
 
-    def test_a_rejection_stops_nothing(self):
-        found = check(Model(rejected=exactly("jit[closure]", "jit > call_first", "scan")), 1, max_examples=0)
-        assert len(ran(found)) == SWEEP
-        assert found.not_run == 0
-
     def test_a_draw_that_breaks_leaves_nothing(self):
         deep = lambda nesting: len(nesting) > 1 and nesting.layers[0].transform != "jit"  # noqa: E731
         found = check(Model(tracers=deep), 1, max_examples=50)
         assert len(ran(found)) > SWEEP
         assert found.broken
         assert found.not_run == 0
-
-
-CHAIN = "jit > while_loop > eval_shape > eval_shape"
 
 
 @pytest.mark.usefixtures("fake")
@@ -251,10 +241,6 @@ class TestNotRun:
         both = check(Model(tracers=has("jit")), 1, modes="graph,tree")
         assert both.not_run == 2 * (SWEEP - 4)
 
-    def test_a_replay_leaves_nothing(self):
-        found = check(Model(tracers=has("jit")), 1, nesting="jit")
-        assert (found.not_run, ran(found)) == (0, ["jit"])
-
     def test_the_message_and_the_properties_say_it(self):
         found = check(Model(memory=has("jit")), 1)
         left = SWEEP - 4
@@ -263,51 +249,6 @@ class TestNotRun:
         assert f"nesting jit smallest of 4 tried; {counted}" in flat(str(found))
         assert dict(report.properties(found))["nnx_not_run"] == left
         assert report.summary(found).startswith(f"4 nestings: 1 violated, 3 held, {left} not run; worst peak ")
-
-
-BROKEN = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)\n"
-SHOW = """
-@marked{marker}
-def test_x(nnx_wrap, request):
-    from pytest_nnxcheck.plugin.marker import SETTINGS
-    s = request.node.stash[SETTINGS]
-    print("SETTINGS", s.sweep, s.max_examples, s.all)
-    nnx_wrap(Model())(1)
-"""
-
-
-@pytest.mark.slow
-def test_all_takes_no_value_and_is_of_no_use_to_a_replay(run_inner):
-    result = run_inner(BROKEN, "--nnx-all", "--nnx-donate=none")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            f"E * nesting     jit * smallest of {SWEEP} tried; *",
-            "E * replay      pytest test_inner.py::test_x --nnx-donate none --nnx-nesting jit",
-        ]
-    )
-    assert "not run" not in result.stdout.str()
-    again = run_inner(BROKEN, "--nnx-all", "--nnx-donate", "none", "--nnx-nesting", "jit")
-    again.stdout.fnmatch_lines(["E * nesting     jit * replayed, no other was tried"])
-    refused = run_inner(BROKEN, "--nnx-all=on", subprocess=True)
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*argument --nnx-all: ignored explicit argument 'on'*"])
-
-
-@pytest.mark.parametrize(
-    "ini, marker, args, shown",
-    [
-        ("nnx_sweep = pairs\nnnx_max_examples = 7", "", ["--nnx-effort=quick"], "short 0 off"),
-        ("nnx_effort = thorough", "", ["--nnx-effort=quick", "--nnx-max-examples=1"], "short 1 off"),
-        ("nnx_sweep = pairs", "(effort='default')", ["--nnx-effort=quick"], "chains 3 off"),
-        ("nnx_all = on", "(all=False, max_examples=2)", ["--nnx-all"], "chains 2 off"),
-    ],
-)
-def test_an_effort_stands_over_what_weaker_sources_say(run_inner, pytester, ini, marker, args, shown):
-    pytester.makeini(f"[pytest]\n{ini}\n")
-    result = run_inner(SHOW.format(marker=marker), "-s", *args)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"*SETTINGS {shown}"])
 
 
 @several_modes

@@ -19,7 +19,7 @@ LOG = [{}]
 
 class Layer(nnx.Module):
     def __init__(self):
-        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        self.linear = nnx.Linear(4, 4, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
 
     def __call__(self, x, keep=True):
         y = self.linear(x)
@@ -119,12 +119,13 @@ def test_a_failure_in_80_columns_and_in_colours(project, pytester, workers):
     assert len(violation["hint"]) > 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder, options, start",
     [
         (".", [], ""),
-        pytest.param("net", ["--rootdir=..", "../tests"], "", marks=pytest.mark.slow),
-        pytest.param(".", ["--rootdir=tests", "-c", "tox.ini", "tests"], "../", marks=pytest.mark.slow),
+        ("net", ["--rootdir=..", "../tests"], ""),
+        (".", ["--rootdir=tests", "-c", "tox.ini", "tests"], "../"),
     ],
     ids=["root", "beside", "another root"],
 )

@@ -19,7 +19,7 @@ X = jnp.ones((2, 4))
 
 class Block(nnx.Module):
     def __init__(self):
-        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        self.linear = nnx.Linear(4, 4, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
 
     def __call__(self, x):
         return self.linear(x)

@@ -89,11 +89,11 @@ def total(state):
     return jax.tree.map(lambda array: array.sum(), state)
 
 def test_for_nothing():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model = nnx.Linear(2, 3, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
     jax.jit(total, donate_argnums=0)(nnx.state(model))
 
 def test_used():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model = nnx.Linear(2, 3, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
     jax.jit(lambda state: jax.tree.map(lambda array: array * 2, state), donate_argnums=0)(nnx.state(model))
 
 def test_expected():
@@ -134,16 +134,16 @@ def lower(dtype):
     return lambda state: jax.tree.map(lambda array: (array * jnp.float32(0.5)).astype(dtype), state)
 
 def test_widens():
-    model = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    model = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
     jax.jit(lower(jnp.float32), donate_argnums=0)(nnx.state(model))
 
 def test_keeps():
-    model = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    model = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
     jax.jit(lower(jnp.bfloat16), donate_argnums=0)(nnx.state(model))
 
 @pytest.fixture
 def widened():
-    model = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    model = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
     return jax.jit(lower(jnp.float32), donate_argnums=0)(nnx.state(model))
 
 def test_has_what_a_fixture_widened(widened):
@@ -151,7 +151,7 @@ def test_has_what_a_fixture_widened(widened):
 
 @pytest.mark.filterwarnings("ignore:Some donated")
 def test_quantizes():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model = nnx.Linear(2, 3, kernel_init=nnx.initializers.ones_init(), rngs=nnx.Rngs(0))
     jax.jit(lower(jnp.int8), donate_argnums=0)(nnx.state(model))
 """
 

@@ -95,6 +95,7 @@ def test_once():
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_copies_the_state_fails_its_test(watch):
     result = watch(COPIES, "--nnx-watch")
     result.assert_outcomes(passed=1, failed=1)

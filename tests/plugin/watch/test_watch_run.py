@@ -44,43 +44,6 @@ def test_a_model_of_a_module_is_blamed_on_the_one_test_that_poisoned_it(watch):
     )
 
 
-def test_without_the_option_nothing_is_watched(watch):
-    result, failed = watch(THIRTY, option=None)
-    assert failed == []
-    result.stdout.no_fnmatch_line("*nnx watch*")
-
-
-@pytest.mark.slow
-def test_reported_only(watch):
-    result, failed = watch(THIRTY, option="--nnx-watch=report")
-    assert failed == []
-    result.assert_outcomes(passed=30)
-    result.stdout.fnmatch_lines(
-        ["test_suite.py::test_model?17?  tracers in model.box.last", "30 tests watched: 1 left *"]
-    )
-
-
-SHUFFLE = """
-import random
-def pytest_collection_modifyitems(items):
-    random.Random({seed}).shuffle(items)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
-def test_the_order_of_the_tests_does_not_matter(watch, pytester, seed):
-    pytester.makeconftest(SHUFFLE.format(seed=seed))
-    assert watch(THIRTY)[1] == BLAMED
-
-
-@pytest.mark.slow
-def test_the_ini_file_asks_for_it_and_the_command_line_takes_it_back(watch, pytester):
-    pytester.makeini("[pytest]\nnnx_watch = fail\n")
-    assert watch(THIRTY, option=None)[1] == BLAMED
-    assert watch(THIRTY, option="--nnx-watch=off")[1] == []
-
-
 @pytest.mark.slow
 def test_the_summary_of_a_step_has_it_too(watch, pytester, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

@@ -105,7 +105,7 @@ def test_a_run_without_a_failure(end, said):
 @pytest.mark.parametrize("limit", [markdown.COMMENT, 5_000, 1_500])
 def test_a_large_run_is_cut_to_what_fits(limit):
     tests = [
-        documents.ended(f"t.py::test_{n:03}", documents.BROKEN, end="failed", message="é" * 9_000) for n in range(200)
+        documents.ended(f"t.py::test_{n:03}", documents.BROKEN, end="failed", message="é" * 9_000) for n in range(100)
     ]
     text = markdown.render(documents.document(*tests, documents.ended("u.py::u")), limit)
     assert len(text.encode()) <= limit

@@ -135,18 +135,16 @@ def test_a_page_takes_in_what_it_has_room_for(monkeypatch):
     assert '<dd class="command">remat.py</dd>' in text
 
 
-@pytest.mark.parametrize(
-    "end, said", [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")], ids=str
-)
-def test_the_badge_of_a_broken_test(end, said):
-    assert said in html_page.render(documents.document(documents.ended("t.py::t", documents.BROKEN, end=end)))
+BADGES = {
+    documents.BROKEN: {"failed": "✗ violated", "xfailed": "⊘ xfailed", "interrupted": "✗ violated"},
+    documents.HELD: {"passed": "✓ held", "failed": "! failed", "skipped": "✓ held", "error": "! error"},
+}
 
 
-@pytest.mark.parametrize(
-    "end, said", [("passed", "✓ held"), ("failed", "! failed"), ("skipped", "✓ held"), ("error", "! error")], ids=str
-)
-def test_the_badge_of_a_test_whose_nestings_hold(end, said):
-    assert said in html_page.render(documents.document(documents.ended("t.py::t", end=end)))
+def test_the_badge_of_a_test():
+    for outcomes, ends in BADGES.items():
+        for end, said in ends.items():
+            assert said in html_page.render(documents.document(documents.ended("t.py::t", outcomes, end=end))), end
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def test_the_seconds_of_a_nesting_add_up():
 
 
 def test_findings_without_a_row_are_counted():
+    touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
+    assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))
     assert ("", "and 2 more") in left(*[LEAK] * 8).details
     touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
     assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))

@@ -36,15 +36,6 @@ def test_the_message_says_what_where_and_what_to_write():
     ]
 
 
-def test_what_was_there_before_the_call_is_not_called_the_tests_own():
-    rows = message("a", LeftBehind(before=(TRACER,))).splitlines()
-    assert rows[2:5] == [
-        "              there before the call of the test: a fixture, a teardown,",
-        "              an import or an earlier test left it",
-        "  leaked      model.last   Param float32[3]   <- DynamicJaxprTracer",
-    ]
-
-
 def test_a_long_list_is_cut():
     finding = LeftBehind(after=(TRACER,) * 9, unused=(UnusedBuffers("float32[]", 1, (), ""),) * 8)
     rows = [row.strip() for row in message("a", finding).splitlines()]
