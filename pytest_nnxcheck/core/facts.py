@@ -261,7 +261,30 @@ class Waste:
     twice: tuple[HeldTwice, ...] = ()
 
 
-NO_WASTE = Waste()
+@dataclass(frozen=True, slots=True)
+class CallProgram:
+    """What the traced program of the un-nested call does."""
+
+    captured: tuple[Captured, ...] = ()
+    """The arrays that it captures, which a compiled program holds as constants: the largest first."""
+    donated: tuple[bool | None, ...] = ()
+    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
+    inner_donations: int = 0
+    """How many arrays the jits inside donate."""
+    writes_back: bool = False
+    """Whether a scan hands out its stacked inputs as they were."""
+    remat_in_scan: bool = False
+    branches: bool = False
+    """Whether it has a conditional."""
+    calls_back: bool = False
+    """Whether it runs Python code, or may raise, while the program runs."""
+    waste: Waste = Waste()
+    precision: float = 0.0
+    """The distance between one and the next number of the lowest floating type that it computes in."""
+    equations: int = 0
+    """How many equations it runs, each step of a scan counted."""
+    operations: int = 0
+    """How many different ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import flax_modes, frames, graph, refusals, targets
-from pytest_nnxcheck.compat.arrays import nbytes
+from pytest_nnxcheck.compat import flax_modes, frames, refusals, targets
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -256,12 +255,11 @@ def remapped(ran: Ran) -> Ran:
 
     def evaluated() -> Profile:
         with subject.undone(subject.state):
-            paths = trials.restored_leaves(subject, ran.profile.changed)
-        size = sum(nbytes(leaf) for path, leaf in graph.raw_leaves(subject.state) if path in paths)
-        return replace(ran.profile, restored=paths, restored_bytes=size)
+            paths = trials.restored_leaves(subject, ran.profile.state.changed)
+        return replace(ran.profile, state=replace(ran.profile.state, restored=paths))
 
     facts = call.once("remapped", evaluated)
-    if not facts.restored:
+    if not facts.state.restored:
         return replace(ran, profile=facts)
     call.announce(facts)
     return replace(ran, profile=facts, observation=observed(call, facts))
@@ -364,7 +362,7 @@ def profile_if_traceable(call: Call) -> Profile:
 
 def without_jit(call: Call, facts: Profile) -> Reference | None:
     """The call with its jits off; none where nothing is compared, it cannot run, or would take minutes."""
-    compares = call.compares_values and not call.subject.abstract and facts.equations <= MOST_EQUATIONS
+    compares = call.compares_values and not call.subject.abstract and facts.program.equations <= MOST_EQUATIONS
     return ReferenceWithoutJit.of(call.subject) if compares else None
 
 

@@ -34,8 +34,8 @@ from pytest_nnxcheck.subject.compared_by_jit import other_parts, static_parts
 from pytest_nnxcheck.subject.leaks import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
-from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.subject.write_back import compared_by_value, write_back
+from pytest_nnxcheck.values.uncomputed import Values
 from pytest_nnxcheck.walk.snapshot import Places
 from pytest_nnxcheck.walk.visit import MOST_OBJECTS
 from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage

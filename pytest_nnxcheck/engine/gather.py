@@ -112,11 +112,8 @@ def program(ran: Ran) -> Program | None:
         copies=observation.copies,
         state=profile.copied_bytes,
         devices=profile.devices,
-        writes_back=profile.writes_back,
-        remat_in_scan=profile.remat_in_scan,
+        of_call=profile.program,
         updates_can_be_off=graph.remat_updates_can_be_off(),
-        branches=profile.branches,
-        captured=profile.captured,
     )
 
 
@@ -156,10 +153,10 @@ def judged_advice(ran: Ran) -> tuple[Advice, ...]:
 def un_nested(ran: Ran, memory: Memory) -> UnNested:
     """Where the bytes of the un-nested program are, and advice on them."""
     subject, profile = ran.call.subject, ran.profile
-    sizes = Sizes(profile.state_bytes, profile.input_bytes, profile.output_bytes)
+    sizes = Sizes(profile.state.bytes, profile.input_bytes, profile.output.bytes)
     # Not the program's own names, which are in the order of its parameters.
-    leaves, handed = [*map(subject.path, profile.state_paths)], tuple(of_state(subject, profile))
-    advised = advice(memory.peak, memory.made, profile.waste, leaves, subject.input_names, sizes, handed)
+    leaves, handed = [*map(subject.path, profile.state.paths)], tuple(of_state(subject, profile))
+    advised = advice(memory.peak, memory.made, profile.program.waste, leaves, subject.input_names, sizes, handed)
     lines = by_line(memory.made, memory.made)[:SHOWN_LINES]
     evidence = Evidence(memory.split, un_nested=memory.split, buffers=memory.made[:SHOWN], places=lines)
     return UnNested(subject.name, evidence, advised)
@@ -195,10 +192,10 @@ def donation(ran: Ran) -> Donation:
         reused=observation.reused,
         shared=originals.shared,
         views=originals.views,
-        changed=frozenset(map(name, profile.changed)),
-        dropped=tuple(map(name, profile.dropped)) if donates(ran) else (),
+        changed=frozenset(map(name, profile.state.changed)),
+        dropped=tuple(map(name, profile.training.dropped)) if donates(ran) else (),
         inputs=frozenset(call.subject.input_names),
-        promoted={name(path): line for path, line in profile.promoted},
+        promoted={name(leaf.path): leaf.line for leaf in profile.state.retyped if leaf.line},
         abstract=observation.abstract,
         debug_nans=bool(jax.config.jax_debug_nans),
     )
@@ -219,7 +216,7 @@ def renewed(ran: Ran) -> frozenset[str]:
     inputs = {
         subject.input_names[number]
         for number, output in successors(subject, profile, "all").items()
-        if array_type(profile.out[output]) == array_type(subject.inputs[number])
+        if array_type(profile.output.types[output]) == array_type(subject.inputs[number])
     }
     return frozenset(leaves | inputs) - kept
 

@@ -105,7 +105,7 @@ def evidence(ran: Ran, bound: Bound | None) -> Evidence:
         un_nested=un_nested and un_nested.split,
         buffers=after[:SHOWN],
         places=by_line(after, before)[:SHOWN_LINES],
-        captured=ran.profile.captured[:SHOWN],
+        captured=ran.profile.program.captured[:SHOWN],
         leaks=observation.leaks,
         moves=tuple(
             Lost(move.before.path, str(move.before.type), str(move.after.type) if move.after else "")
@@ -120,7 +120,7 @@ def evidence(ran: Ran, bound: Bound | None) -> Evidence:
 def reusable(ran: Ran) -> tuple[str, ...]:
     """Inputs of a jit that were not donated, and whose type an output of the call has."""
     subject, donated = ran.call.subject, {move.before.path for move in ran.observation.moves}
-    types = {describe(leaf) for leaf in ran.profile.out}
+    types = {describe(leaf) for leaf in ran.profile.output.types}
     inputs = zip(subject.input_names, subject.inputs, strict=False)
     return tuple(name for name, leaf in inputs if name not in donated and describe(leaf) in types)
 
@@ -143,8 +143,9 @@ def of_holding(ran: Ran) -> tuple[Note, ...]:
     if observation.dropped and observation.error is None:
         leak = observation.dropped[0]
         notes.append(Fact("left in merged", (leak.path,), leak.layer))
-    if ran.profile.inner_donations and any(layer.row.compiles for layer in nesting.layers):
-        notes.append(Fact("inner donations", count=ran.profile.inner_donations))
+    count = ran.profile.program.inner_donations
+    if count and any(layer.row.compiles for layer in nesting.layers):
+        notes.append(Fact("inner donations", count=count))
     if observation.still:
         notes.append(Fact("not moved", tuple(map(ran.call.subject.path, observation.still)), str(nesting)))
     return (*notes, *notes_on_donation(nesting, observation.moves, observation.reused))
@@ -197,7 +198,7 @@ def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
     """What a ``vmap`` that raised was handed with an axis."""
     if not maps_written(ran.call.nesting) or isinstance(error, CheckError):
         return ()
-    subject, written = ran.call.subject, sorted(ran.profile.changed | ran.profile.restored, key=str)
+    subject, written = ran.call.subject, sorted(ran.profile.state.written, key=str)
     return (Mapped(MAPPING, (*map(subject.path, written), *subject.input_names)),)
 
 
@@ -242,13 +243,12 @@ def facts_of(call: Call) -> CallFacts:
     notes += call.memo.notes.get(call.key, ())
     if profile is None:
         return CallFacts((*notes,), (), () if un_nested is None else (un_nested,))
-    if profile.untrained:
-        notes.append(Fact("untrained", tuple(map(subject.path, profile.untrained)), subject.name))
-    if call.compares_values and profile.equations > MOST_EQUATIONS:
-        notes.append(Fact("many equations", of=subject.name, count=profile.equations))
+    if profile.training.untrained:
+        notes.append(Fact("untrained", tuple(map(subject.path, profile.training.untrained)), subject.name))
+    if call.compares_values and profile.program.equations > MOST_EQUATIONS:
+        notes.append(Fact("many equations", of=subject.name, count=profile.program.equations))
     donates = "donation" in settings.invariants and settings.donate != "none"
-    if profile.in_one_array and donates:
-        first = tuple(map(subject.path, profile.in_one_array[0]))
-        notes.append(Fact("in one array", first, subject.name, len(profile.in_one_array)))
-    added = tuple(map(subject.path, profile.added))
+    if (pairs := profile.state.in_one_array) and donates:
+        notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
+    added = tuple(map(subject.path, profile.state.added))
     return CallFacts((*notes,), added, () if un_nested is None else (un_nested,))

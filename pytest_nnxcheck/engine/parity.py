@@ -57,7 +57,7 @@ class Comparison:
         sides of zero. So there are several, in opposite directions.
         """
         different, nudged = every, list[Effect]()
-        for start in (AGAIN, *nudged_starts(self.facts.precision)):
+        for start in (AGAIN, *nudged_starts(self.facts.program.precision)):
             if not any(difference.rounding for difference in different):
                 break
             effect = self.reference.from_start(self.subject, start)

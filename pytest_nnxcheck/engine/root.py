@@ -93,7 +93,7 @@ class Root:
         if self.style is None or self.donate == "none":
             return leaves
         if self.takes_state:
-            every, changed = self.style == "argument", self.profile.changed
+            every, changed = self.style == "argument", self.profile.state.changed
             leaves = [(self.subject.path(path), value) for path, value in went_in.items() if every or path in changed]
         numbers = donated_inputs(self.subject, self.nesting, self.donate)
         return leaves + [(self.subject.input_names[number], inputs[number]) for number in numbers]
@@ -102,9 +102,9 @@ class Root:
         """Names of the program's flat state parameters, in order."""
         if not self.takes_state:
             return ()
-        paths: Iterable[Path] = self.profile.state_paths
+        paths: Iterable[Path] = self.profile.state.paths
         if self.style == "functional":
-            paths = sorted(paths, key=lambda path: path not in self.profile.changed)
+            paths = sorted(paths, key=lambda path: path not in self.profile.state.changed)
         elif not flax_modes.mode_flags()[0]:
             paths = graph.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
@@ -114,7 +114,7 @@ class Root:
         subject = self.subject
         own = jax.tree.leaves(own_output(self.nesting, output))
         given = donated_inputs(subject, self.nesting, self.donate)
-        outputs = [(f"output{name}", leaf) for name, leaf in zip(self.profile.out_names, own, strict=False)]
+        outputs = [(f"output{name}", leaf) for name, leaf in zip(self.profile.output.names, own, strict=False)]
         return {
             subject.input_names[number]: outputs[place]
             for number, place in successors(subject, self.profile, self.donate).items()

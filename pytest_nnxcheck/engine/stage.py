@@ -23,12 +23,12 @@ from pytest_nnxcheck.core.facts import Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.subject import uncomputed
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
+from pytest_nnxcheck.values import uncomputed
+from pytest_nnxcheck.values.uncomputed import Values
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, holds_beside, walk
 
@@ -126,8 +126,8 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or (nesting.layers and nesting.layers[0].row.compiles)
         or JIT not in settings.transforms
         or subject.abstract
-        or facts.calls_back
-        or facts.inner_donations
+        or facts.program.calls_back
+        or facts.program.inner_donations
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
         or staging.checks_values()
@@ -144,7 +144,7 @@ def is_small(subject: Subject, facts: Profile, values: Values) -> bool:
 
     Not where it is handed stand-ins: their values would have to be computed first.
     """
-    return facts.operations <= FEW and not values.lack(subject)
+    return facts.program.operations <= FEW and not values.lack(subject)
 
 
 def observe(
@@ -178,7 +178,7 @@ def observe(
 
 def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Path, Any]) -> tuple[Path, ...]:
     """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
-    same = (path for path in profile.changed if path in went_in and went_in[path] is came_out.get(path))
+    same = (path for path in profile.state.changed if path in went_in and went_in[path] is came_out.get(path))
     return tuple(sorted(same, key=str))
 
 

@@ -38,7 +38,7 @@ class Call:
     @property
     def opened(self) -> dict[str, Any]:
         """Classes that jax cannot take apart, with their fields that hold state."""
-        return fields_by_class([value for _, value in self.subject.opened]) | dict(self.profile.opened)
+        return fields_by_class([value for _, value in self.subject.opened]) | dict(self.profile.output.opened)
 
     @property
     def root(self) -> Root:
@@ -68,7 +68,7 @@ class Call:
         """
         subject, profile = self.subject, self.profile
         arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
-        one_array = profile.plain and profile.out_names == ("",)
+        one_array = profile.output.plain and profile.output.names == ("",)
         if not (self.alone and arrays_alone and subject.input_names and one_array):
             return ""
         parameters = inspect.signature(subject.function).parameters.values()

@@ -22,7 +22,7 @@ from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
 from pytest_nnxcheck.reporting import report, tally, violations
 from pytest_nnxcheck.runner.errors import passes_through
-from pytest_nnxcheck.subject import uncomputed
+from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.memo import Memo

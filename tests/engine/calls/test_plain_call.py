@@ -10,8 +10,9 @@ from healthy import FLAX, numbers, rngs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine import stage
-from pytest_nnxcheck.subject import profile, uncomputed
+from pytest_nnxcheck.subject import profile
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.values import uncomputed
 
 looks_at_attributes = pytest.mark.skipif(FLAX < (0, 12), reason="flax before 0.12 refuses no array in a list")
 
@@ -148,7 +149,7 @@ def test_a_layer_is_one_operation_however_often_it_is_called():
         return x
 
     once, often = (
-        profile.profile(bind(function, (nnx.Linear(4, 4, rngs=rngs()), numbers((3, 4))), {}))
+        profile.profile(bind(function, (nnx.Linear(4, 4, rngs=rngs()), numbers((3, 4))), {})).program
         for function in (lambda layer, x: layer(x), repeated)
     )
     assert often.equations == 5 * once.equations
