@@ -18,8 +18,8 @@ from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import Memory
+from pytest_nnxcheck.engine.compiled import Program, measured, with_addresses, with_copies
 from pytest_nnxcheck.engine.on_targets import OnTargets
-from pytest_nnxcheck.engine.root import Program, Root, measured, with_addresses, with_copies
 from pytest_nnxcheck.engine.stage import stage, unmoved
 from pytest_nnxcheck.subject.leaks import leak, places_in, plain_leaves
 from pytest_nnxcheck.subject.profile import Profile
@@ -27,6 +27,7 @@ from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
 from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.root import Root
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf

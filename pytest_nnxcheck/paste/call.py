@@ -10,11 +10,11 @@ from typing import Any
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.engine.root import Root
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
 from pytest_nnxcheck.transforms.compose import donated_inputs
+from pytest_nnxcheck.transforms.root import Root
 
 
 @dataclass(frozen=True)

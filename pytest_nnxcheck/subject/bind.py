@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ from pytest_nnxcheck.subject.subject import (
     spell,
 )
 from pytest_nnxcheck.walk.fingerprint import fingerprint
-from pytest_nnxcheck.xla.origins import labelled
+from pytest_nnxcheck.xla.origins import PROGRAM
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -229,3 +230,18 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         plain=parts.plain,
         partial=isinstance(subject, functools.partial) or inspect.ismethod(subject) or holds_arguments(subject),
     )
+
+
+def labelled(program: Callable[..., Any], function: Any) -> None:
+    """Rename the program of a subject's function, so that its frames can be told from those of other subjects."""
+    code = getattr(function, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
+    name = f"{PROGRAM}{getattr(function, '__qualname__', '')} at {where}"
+    program.__code__ = renamed(program.__code__, name)
+
+
+@functools.lru_cache(maxsize=256)
+def renamed(code: CodeType, name: str) -> CodeType:
+    """The same code under another name, and the same object for the same name."""
+    # Older jax keeps locations by code objects, which compare equal whatever their qualified names are.
+    return code.replace(co_name=name, co_qualname=name)
