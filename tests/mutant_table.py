@@ -333,7 +333,7 @@ MUTANTS = (
     Mutant("differences.ROUNDINGS", Replaces("4", "400"), "test_parity_reference.py"),
     Mutant("differences.PART", Replaces("2.0**-15", "0.1"), "test_parity_reference.py"),
     Mutant("differences.compare", Replaces("np.count_nonzero(wrong) <= TIMES * spread", "largest(off) <= TIMES * spread"), "test_parity_values.py"),
-    Mutant("profile.Profile.copied_bytes", Returns("self.state.bytes"), "test_copies.py"),
+    Mutant("profile.profile", Replaces("state.bytes or input_bytes", "state.bytes"), "test_copies.py"),
     Mutant("copies.copies_in", Replaces("{*range(program.leaves)}", "frozenset(program.donated)"), "test_copies.py"),
     Mutant("differences.moved_apart", Returns("0.0"), "test_parity_values.py test_parity_reference.py"),
     Mutant("differences.apart", Replaces("1.0", "0.0"), "test_parity_reference.py"),

@@ -16,8 +16,7 @@ from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.compat.variables import equation_line, variable_metadata
 from pytest_nnxcheck.core.facts import CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.jaxprs.captured import captured
-from pytest_nnxcheck.jaxprs.waste import waste
+from pytest_nnxcheck.jaxprs.call_program import call_program
 from pytest_nnxcheck.subject.staging import Key, numbered, on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.training import Training, training
@@ -44,11 +43,8 @@ class Output:
     """For each array the numbers of the inputs that go into it."""
     handed_out: tuple[int | None, ...] = ()
     """For each array the number of the input that it is as it came in."""
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of whole arrays, on several devices too: only a compiled program shows how outputs are sharded."""
-        return sum(map(nbytes, self.types))
+    bytes: int = 0
+    """Those of whole arrays, on several devices too: only a compiled program shows how outputs are sharded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +117,8 @@ class Profile:
     """The bytes of its inputs on one device."""
     devices: int = 1
     """The most devices that one of its arrays lies on."""
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of one copy of the state; of the inputs, for a call in functional style that is handed arrays alone, an `nnx.State` among them."""
-        return self.state.bytes or self.input_bytes
+    copied_bytes: int = 0
+    """The bytes of one copy of the state; of the inputs, for a call in functional style that is handed arrays alone, an `nnx.State` among them."""
 
 
 UNKNOWN = Profile()
@@ -152,9 +145,8 @@ class Structure:
 class Evaluation:
     """One abstract evaluation of the un-nested call."""
 
-    subject: Subject
-    closed: Any
-    """Its jaxpr: a function of the leaves ``before`` and the inputs, whose results are ``out`` and the leaves ``after``."""
+    jaxpr: Any
+    """A function of the leaves ``before`` and the inputs, whose results are ``out`` and the leaves ``after``."""
     out: tuple[jax.ShapeDtypeStruct, ...]
     before: dict[Key, Any]
     after: dict[Key, Any]
@@ -162,30 +154,28 @@ class Evaluation:
     """Those of the module before and after the call."""
     poisoned: bool
     """Whether the call left tracers outside of the leaves."""
-
-    @property
-    def jaxpr(self) -> Any:
-        """Its equations and variables."""
-        return staging.open_jaxpr(self.closed)
+    program: CallProgram
 
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    evaluation = evaluated(subject.for_run())
-    state = state_of(evaluation)
-    arrays = [*evaluation.before.values(), *subject.inputs]
+    subject = subject.for_run()
+    evaluation = evaluated(subject)
+    before, inputs = evaluation.before, subject.inputs
+    state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
     return Profile(
-        output_of(evaluation),
+        output_of(subject, evaluation),
         state,
-        training(evaluation.subject, evaluation.jaxpr, evaluation.before, evaluation.out, state.changed),
-        program_of(evaluation, state.changed),
-        input_bytes=sum(map(nbytes, subject.inputs)),
-        devices=max(map(devices, arrays)),
+        training(subject, evaluation.jaxpr, before, evaluation.out, state.changed),
+        evaluation.program,
+        input_bytes=input_bytes,
+        copied_bytes=state.bytes or input_bytes,
+        devices=max(map(devices, [*before.values(), *inputs])),
     )
 
 
 def evaluated(subject: Subject) -> Evaluation:
-    """Trace the un-nested call once."""
+    """Trace the un-nested call once, and read its program."""
     structures: list[Structure] = []
     poisoned: list[bool] = []
 
@@ -198,25 +188,35 @@ def evaluated(subject: Subject) -> Evaluation:
         return out, state
 
     function, (leaves, *inputs) = on_arrays(call, subject)
-    closed, (out, after) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
+    closed, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     old, new = structures
-    return Evaluation(subject, closed, out, dict(numbered(leaves)), dict(numbered(after)), (old, new), any(poisoned))
+    before, after = dict(numbered(leaves)), dict(numbered(new_leaves))
+    result_of = {key: number for number, key in enumerate(after, len(out))}
+    successors = {number: result_of[key] for number, key in enumerate(before) if key in after}
+    program = call_program(closed, successors, walk(subject.roots(subject.state)).arrays)
+    return Evaluation(staging.open_jaxpr(closed), out, before, after, (old, new), any(poisoned), program)
 
 
-def output_of(evaluation: Evaluation) -> Output:
+def output_of(subject: Subject, evaluation: Evaluation) -> Output:
     """What the call returns."""
-    tree, jaxpr, leaves = evaluation.subject.output_tree, evaluation.jaxpr, len(evaluation.before)
-    sources = flow.sources(jaxpr)[: len(evaluation.out)]
+    tree, program, leaves = subject.output_tree, evaluation.program, len(evaluation.before)
+    results, inputs = len(evaluation.out), range(len(subject.inputs))
     return Output(
         types=evaluation.out,
+        bytes=sum(map(nbytes, evaluation.out)),
         names=tree.names,
         plain=tree.plain,
         opened=tree.opened,
-        origins=input_origins(jaxpr, len(evaluation.out), len(evaluation.subject.inputs)),
-        handed_out=tuple(source - leaves if source is not None and source >= leaves else None for source in sources),
+        origins=tuple(
+            frozenset(number for number in inputs if bits >> (leaves + number) & 1)
+            for bits in program.origins[:results]
+        ),
+        handed_out=tuple(
+            source - leaves if source is not None and source >= leaves else None for source in program.sources[:results]
+        ),
     )
 
 
@@ -224,7 +224,7 @@ def state_of(evaluation: Evaluation) -> StateUse:
     """What the call does to its state."""
     jaxpr, before, after = evaluation.jaxpr, evaluation.before, evaluation.after
     outputs, (old, new) = len(evaluation.out), evaluation.structures
-    came_from = dict(zip(after, flow.sources(jaxpr)[outputs:], strict=True))
+    came_from = dict(zip(after, evaluation.program.sources[outputs:], strict=True))
     number_of = {key: number for number, key in enumerate(before)}
     moved = [key for key in after if key not in before or came_from[key] != number_of[key]]
     paths = {path for path, _ in before}
@@ -243,27 +243,6 @@ def state_of(evaluation: Evaluation) -> StateUse:
         restructured=old.statics != new.statics,
         unused=unused(jaxpr, outputs, before, after, moved),
         in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[outputs:]),
-    )
-
-
-def program_of(evaluation: Evaluation, changed: frozenset[Path]) -> CallProgram:
-    """What the program of a call does that changes these leaves."""
-    subject, closed, before = evaluation.subject, evaluation.closed, evaluation.before
-    number_of = {key: number for number, key in enumerate(before)}
-    results = enumerate(evaluation.after, len(evaluation.out))
-    rewritten = {number_of[key]: result for result, key in results if key[0] in changed and key in before}
-    return CallProgram(
-        captured=captured(closed, walk(subject.roots(subject.state)).arrays),
-        donated=flow.donated_to_jits(evaluation.jaxpr),
-        inner_donations=flow.inner_donations(closed),
-        writes_back=flow.writes_back(closed),
-        remat_in_scan=flow.remat_in_scan(closed),
-        branches=flow.branches(closed),
-        calls_back=flow.calls_back(closed),
-        waste=waste(evaluation.jaxpr, rewritten),
-        precision=flow.lowest_precision(closed),
-        equations=flow.equations(closed),
-        operations=flow.operations(closed),
     )
 
 
@@ -315,15 +294,6 @@ def relabelled(
             if not equal(was, became, unknown=True):
                 shown, shown_after = ("nothing" if value is MISSING else show(value) for value in (was, became))
                 yield path, name, shown, shown_after
-
-
-def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:
-    """The numbers of the inputs that go into each output of the call; the leaves of the state come before them."""
-    first = len(jaxpr.invars) - inputs
-    return tuple(
-        frozenset(number for number in range(inputs) if bits >> (first + number) & 1)
-        for bits in flow.origins(jaxpr)[:outputs]
-    )
 
 
 def devices(array: Any) -> int:

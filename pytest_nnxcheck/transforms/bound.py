@@ -34,7 +34,7 @@ def expected_peak(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
     if profile.devices > 1:
         output = max(baseline.outputs - profile.state.changed_bytes, 0)
     call = profile.input_bytes + output
-    written = profile.state.changed_bytes + profile.state.restored_bytes * maps_written(nesting)
+    written = profile.state.changed_bytes + (profile.state.restored_bytes if maps_written(nesting) else 0)
     return resident + (elements - 1) * call + kept(nesting) * (baseline.temporaries + call + written)
 
 
