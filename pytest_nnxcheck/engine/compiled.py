@@ -12,7 +12,7 @@ from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.staging import StagedJit
 from pytest_nnxcheck.core.facts import Leaf
-from pytest_nnxcheck.core.peak import Copies, Memory, OnTarget, Split
+from pytest_nnxcheck.core.peak import NO_COPIES, Copies, Memory, OnTarget, Split
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.transforms.root import Root
@@ -33,7 +33,7 @@ class Program:
     """The names of its flat parameters, as far as they are known."""
     compiled: Compiled
     memory: Memory
-    copies: Copies = field(default_factory=Copies)
+    copies: Copies = NO_COPIES
     targets: tuple[OnTarget, ...] = ()
     outputs: Any = None
     """The types of the outputs of an abstract program, each an object of its own."""
@@ -50,24 +50,25 @@ class Program:
         return replace(leaf, pointers=(self.addresses[id(array)],)) if has_address else leaf
 
 
-def measured(root: Root, staged: StagedJit, programs: SharedPrograms, *, alone: bool = False) -> Program:
-    """Compile the program of a root, and read its memory; one of ``programs`` that has the same text, unless it is to be ``alone``."""
-    compiled, label = programs.compiled(staged.lowered, alone=alone), root.subject.label
+def measured(
+    root: Root, staged: StagedJit, programs: SharedPrograms, *, alone: bool = False, copies: bool = False
+) -> Program:
+    """Compile the program of a root, and read its memory, with the copies of the state in it where these ``copies`` are asked for.
+
+    It may be one of ``programs`` that has the same text, unless it is to be ``alone``.
+    """
+    parameters, label = root.parameters(), root.subject.label
+    names = (*parameters, *root.subject.input_names)
+    compiled = programs.compiled(staged.lowered, alone=alone)
     if label not in compiled.read:
         compiled.read[label] = buffers.read(compiled.program, subject=label)
-    parameters = root.parameters()
-    names = (*parameters, *root.subject.input_names)
-    traced = TracedProgram.of(staged, len(parameters))
-    return Program(staged, traced, names, compiled, compiled.read[label].with_names(names))
-
-
-def with_copies(program: Program, root: Root, programs: SharedPrograms) -> Program:
-    """The program with the copies of the state that it holds."""
+    memory, traced = compiled.read[label].with_names(names), TracedProgram.of(staged, len(parameters))
 
     def split_of(jitted: Any) -> Split:
-        return buffers.split_of(programs.program(jitted.lower(*program.traced.arguments)))
+        return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))
 
-    return replace(program, copies=copies_in(program.traced, program.memory, root.profile.copied_bytes, split_of))
+    held = copies_in(traced, memory, root.profile.copied_bytes, split_of) if copies else NO_COPIES
+    return Program(staged, traced, names, compiled, memory, held)
 
 
 def with_addresses(program: Program) -> Program:

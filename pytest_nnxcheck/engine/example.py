@@ -28,6 +28,7 @@ from pytest_nnxcheck.core.outcome import Listener
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall
+from pytest_nnxcheck.engine.stage import Values
 from pytest_nnxcheck.invariants.case import Pairs
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.compared_by_jit import other_parts, static_parts
@@ -35,7 +36,6 @@ from pytest_nnxcheck.subject.leaks import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.subject.write_back import compared_by_value, write_back
-from pytest_nnxcheck.values.uncomputed import Values
 from pytest_nnxcheck.walk.snapshot import Places
 from pytest_nnxcheck.walk.visit import MOST_OBJECTS
 from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage

@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import Memory
-from pytest_nnxcheck.engine.compiled import Program, measured, with_addresses, with_copies
+from pytest_nnxcheck.engine.compiled import Program, measured, with_addresses
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.stage import stage, unmoved
 from pytest_nnxcheck.subject.leaks import leak, places_in, plain_leaves
@@ -70,8 +70,7 @@ def observe(
     compiled: list[Program] = []
 
     def execute(staged: StagedJit) -> Any:
-        program = measured(root, staged, shared, alone=alone)
-        program = with_copies(program, root, shared) if copies else program
+        program = measured(root, staged, shared, alone=alone, copies=copies)
         program = program if targets is None else replace(program, targets=targets.all(program))
         compiled.append(with_addresses(program) if subject.abstract else program)
         return compiled[-1].outputs if subject.abstract else staged.run(program.compiled)

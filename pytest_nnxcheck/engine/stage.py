@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, staging
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
-from pytest_nnxcheck.compat.graph import raw_leaves, taken_for_arrays
+from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.facts import Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
@@ -28,7 +28,6 @@ from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.values import uncomputed
-from pytest_nnxcheck.values.uncomputed import Values
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, holds_beside, walk
 
@@ -112,6 +111,33 @@ def stage(
 
 
 # --- in place of a run
+
+
+@dataclass(slots=True)
+class Values:
+    """Which values of nestings that are only traced a test has, and needs."""
+
+    needed: bool = False
+    """Whether the test reads values, so that they have to be computed."""
+    stand_ins: dict[int, Any] = field(default_factory=dict)
+    """The arrays without values that the present example was handed, by their identity."""
+
+    def computed(self, array: Any) -> bool:
+        """Whether an array is none of the stand-ins."""
+        return id(array) not in self.stand_ins
+
+    def lack(self, subject: Subject) -> bool:
+        """Whether something that the call is handed has no value."""
+        if not self.stand_ins:
+            return False
+        held = [*raw_leaves(subject.state), *attributes(subject.state)]
+        arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
+        return not all(map(self.computed, arrays))
+
+    def require(self, subject: Subject) -> None:
+        """What the call is handed must have values. Raises `uncomputed.ValuesNeeded`."""
+        if self.lack(subject):
+            raise uncomputed.ValuesNeeded
 
 
 def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:

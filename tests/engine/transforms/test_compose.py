@@ -16,12 +16,12 @@ from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine.stage import Values
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import Output, Profile, profile
 from pytest_nnxcheck.subject.training import Training
 from pytest_nnxcheck.transforms.bound import factor
 from pytest_nnxcheck.transforms.compose import output_shapes, primal, stack_inputs, un_nest
-from pytest_nnxcheck.values.uncomputed import Values
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
