@@ -24,6 +24,11 @@ def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type | No
     return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), vars(nnx).get("Dict"), nodes
 
 
+def is_variable(value: object) -> bool:
+    """Whether a value is a Variable; asks its class alone, see `kind_of`."""
+    return kind_of(type(value)) == "variable"
+
+
 def kind_of(cls: type) -> str:
     """The kind of a class in the walk: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Path = tuple[Any, ...]
 """Where a leaf is in a state: the keys that lead to it."""
 
+Pairs = tuple[tuple[str, str], ...]
+"""Pairs of names."""
+
 
 class ArrayType(NamedTuple):
     """The type of an array, written ``float32[8,64]``; a Python number has no shape."""
@@ -135,8 +138,8 @@ class Observation:
     memory: Memory | None = None
     copies: Copies = NO_COPIES
     moves: tuple[Move, ...] = ()
-    reused: frozenset[int] = frozenset()
-    """The pointers of all that came back, outputs and state."""
+    lost: tuple[Leaf, ...] = ()
+    """The donated leaves to name for the buffers that were lost."""
     abstract: bool = False
     """Whether the program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract."""
     shared: bool = False

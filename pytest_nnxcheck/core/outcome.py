@@ -298,8 +298,6 @@ class Outcome:
     """Whether flax rejected it for what its mode cannot do."""
     unfit: bool = False
     """Whether it was rejected because a layer cannot take the call, not by flax."""
-    excluded: bool = False
-    """Whether it was not run, for what an earlier nesting has shown."""
     misfit: Misfit | None = field(default=None, metadata=UNRECORDED)
     """Why a layer cannot take the call, as data."""
     evidence: Evidence | None = None

@@ -51,13 +51,19 @@ class Program:
 
 
 def measured(
-    root: Root, staged: StagedJit, programs: SharedPrograms, *, alone: bool = False, copies: bool = False
+    root: Root,
+    parameters: tuple[str, ...],
+    staged: StagedJit,
+    programs: SharedPrograms,
+    *,
+    alone: bool = False,
+    copies: bool = False,
 ) -> Program:
-    """Compile the program of a root, and read its memory, with the copies of the state in it where these ``copies`` are asked for.
+    """Compile the program of a root, and read its memory: ``parameters`` names those that are the state; with the copies of the state in it where these ``copies`` are asked for.
 
     It may be one of ``programs`` that has the same text, unless it is to be ``alone``.
     """
-    parameters, label = root.parameters(), root.subject.label
+    label = root.subject.label
     names = (*parameters, *root.subject.input_names)
     compiled = programs.compiled(staged.lowered, alone=alone)
     if label not in compiled.read:

@@ -9,13 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.facts import Advice, CallProgram, InnerDonation, Leak, Move, NestedCall
+from pytest_nnxcheck.core.facts import Advice, CallProgram, InnerDonation, Leaf, Leak, Move, NestedCall, Pairs
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import Finding, JitTracedAgain, NotFinite, TypeMoved, ValueDiffers, Violation
 from pytest_nnxcheck.core.peak import NO_COPIES, Bound, Copies, Memory, OnTarget
-
-Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,8 @@ class Donation:
     """What became of donated arrays: of those that the generated jit donates, or of those of jits inside the un-nested call."""
 
     moves: tuple[Move, ...] = ()
-    reused: frozenset[int] = frozenset()
-    """The pointers of all that came back."""
+    lost: tuple[Leaf, ...] = ()
+    """The donated leaves to name for the buffers that were lost."""
     shared: Pairs = ()
     """Pairs of leaves of the user's own objects in one buffer."""
     views: Pairs = ()

@@ -191,6 +191,6 @@ def _rules_out(run: Run, nesting: Nesting) -> bool:
     if shown is not None and not excluded.closed and nesting not in run.outcomes:
         unfit = any(layer in excluded.unfit for layer in nesting.layers)
         words = left_out.not_run(shown, left_out=shown in excluded.unfit)
-        run.outcomes[nesting] = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
+        run.outcomes[nesting] = Outcome(nesting, "rejected", reason=words, unfit=unfit)
         run.publish(NestingRuledOut(run.outcomes[nesting]))
     return excluded.closed or not all(map(excluded.allows, nesting.layers))

@@ -17,9 +17,9 @@ from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import array_type, nbytes
 from pytest_nnxcheck.core.facts import Advice, ArrayType, NotDonated, Path, Unused
 from pytest_nnxcheck.core.text import beginning
-from pytest_nnxcheck.subject.inner_jits import plain
 from pytest_nnxcheck.subject.profile import Profile, StateUse
 from pytest_nnxcheck.subject.subject import Nodes, Subject
+from pytest_nnxcheck.subject.traced_again import plain
 
 Typed = tuple[str, ArrayType]
 """Name and type of an array."""

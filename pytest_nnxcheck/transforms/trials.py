@@ -40,8 +40,7 @@ def no_gradient(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfi
 
     function, arguments = on_arrays(gradient, subject)
     try:
-        with subject.undone(subject.state):
-            jax.eval_shape(function, *arguments)
+        jax.eval_shape(function, *arguments)
     except Unfit as error:
         return error.misfit
     except jax.errors.UnexpectedTracerError:
@@ -71,9 +70,9 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
             return [after.get(key) for key in keys if key[0] in handed_on]
 
         axes = [0 if path in mapped else None for path, _ in keys]
-        handed = [with_axis(leaf) if axis == 0 else leaf for leaf, axis in zip(leaves, axes, strict=True)]
+        handed = [doubled(leaf) if axis == 0 else leaf for leaf, axis in zip(leaves, axes, strict=True)]
         mapped_call = jax.vmap(call, in_axes=(axes, *(0 for _ in subject.inputs)), out_axes=None)
-        arguments = (handed, *map(with_axis, subject.inputs))
+        arguments = (handed, *map(doubled, subject.inputs))
         try:
             # Inside a trace jax may give an update of a mapped value no axis, as it does outside of one.
             jax.eval_shape(mapped_call, *arguments) if subject.abstract else mapped_call(*arguments)
@@ -91,7 +90,7 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
     return frozenset(batched(rest)) if maps(changed, []) else frozenset()
 
 
-def with_axis(leaf: Any) -> Any:
+def doubled(leaf: Any) -> Any:
     """Two of an array, abstract where it is."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=in_type(leaf, 1))

@@ -48,11 +48,6 @@ class Walk:
     complete: bool = True
     """False if there were too many objects, or one could not be read: the walk did not look behind it."""
 
-    @property
-    def objects(self) -> int:
-        """How many objects were met."""
-        return len(self.seen) - 1
-
     def since(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
         """Walk only what is new or changed. Finds the tracers of a full walk, most under another path. `None` if that is not certain."""
         if self.tracers or not self.complete:

@@ -23,7 +23,7 @@ SWEEP = 1 + len([*strategies.sweep(DEFAULTS)])
 
 def ran(found):
     """What ran, in order, without what was ruled out."""
-    return [str(outcome.nesting) for outcome in found.outcomes if not outcome.excluded]
+    return [str(outcome.nesting) for outcome in found.outcomes if not outcome.reason.startswith("not run")]
 
 
 def captures(nesting):

@@ -119,7 +119,6 @@ def test_nothing_that_is_measured_is_left_out(kind):
         "by_mode": "reason",
         "facts": "notes",
         "error": "reason",
-        "excluded": "reason",
         "misfit": "reason",
         "evidence": "split",
     }

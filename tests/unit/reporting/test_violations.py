@@ -204,7 +204,7 @@ def test_layers_that_cannot_take_a_call_for_one_reason_share_a_line():
         unfit("jit > scan", added),
         unfit("cond", replace(added, branches=True, layer=cond)),
         unfit("grad", Misfit("no parameter"), reason="known (grad)"),
-        unfit("jit > vmap", None, reason="not run: vmap is left out", excluded=True),
+        unfit("jit > vmap", None, reason="not run: vmap is left out"),
         Outcome(Nesting.parse("remat"), "held"),
     )
     assert left_out.layers_left_out(outcomes) == [
