@@ -268,10 +268,6 @@ class Waste:
 class CallProgram:
     """What the traced program of the un-nested call does: a function of the leaves of the state and the inputs."""
 
-    sources: tuple[int | None, ...] = ()
-    """For each result the number of the argument that it is as it came in."""
-    origins: tuple[int, ...] = ()
-    """For each result the arguments that go into it, as bits of a number."""
     captured: tuple[Captured, ...] = ()
     """The arrays that it captures, which a compiled program holds as constants: the largest first."""
     donated: tuple[bool | None, ...] = ()

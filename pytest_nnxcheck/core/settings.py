@@ -337,15 +337,3 @@ def marker_line() -> str:
         " module wrapped by the nnx_wrap fixture, that no tracer remains, that the peak of memory stays within its"
         " bound, and that donated buffers are kept."
     )
-
-
-def table_markdown(scope: Scope) -> str:
-    """The table of a scope in docs/settings.md."""
-    lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
-    for name in names(scope):
-        row = TABLE[name]
-        option = f"{flag(name)}{'' if row.kind.words else ' '}{row.kind.metavar}".rstrip()
-        ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
-        meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
-        lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")
-    return "\n".join(lines) + "\n"

@@ -66,10 +66,12 @@ def check_call(
 ) -> Checked:
     """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
     bound = bind(subject, args, kwargs, owner)
-    bound.donated(settings.donate)
+    bound.donated(settings.donate)  # a word that names no argument is an error of the test, whatever its nestings do
     call = Call(bound, nesting, settings, example, publish)
     if (bound.name, bound.code) in example.memo.unrestored:
+        # Before its objects are looked at, which would find the same tracers, and blame what was there before the call.
         return not_restored(call)
+    # The list of mapped files is long: it is read once for each call of the body.
     looked_for = (bound.label, len(example.places) + 1) in example.memo.mapped
     originals = look_at(bound, example.values.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
@@ -114,6 +116,7 @@ def nested(call: Call) -> Checked:
     call.announce(facts)
     ran = remapped(Ran(call, facts, observed(call, facts), reference, baseline))
     if isinstance(ran.observation.error, CheckError):
+        # The call cannot be checked, as a layer found out: that is no verdict on the nesting.
         raise ran.observation.error
     judgement = judged(ran, call.settings.invariants)
     broken_for_targets = not ran.observation.targets and wants_targets(ran, judgement)

@@ -60,6 +60,7 @@ class Example:
 
     def __exit__(self, *_: object) -> None:
         while self.places:
+            # The latest first: what two calls changed gets back what it held before the first of them.
             lost = self.places.pop().restore()
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
         for variable, copy in self.copies:
@@ -159,7 +160,6 @@ def with_earlier(call: Call) -> Call:
         example.places.append(seen.walk.places)
     refuse_a_second(subject, seen, example)
     anew = made_anew(subject, example) if "recompilation" in call.settings.invariants else None
-    # Once for each call of the body: the list of mapped files is long.
     mapped = (
         recall(call.memo.mapped, (subject.label, len(example.places)), lambda: seen.mapped)
         if call.settings.asserts_donation

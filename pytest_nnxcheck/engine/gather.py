@@ -140,7 +140,7 @@ def un_nested_memory(ran: Ran) -> Memory | None:
     call, baseline, donate = ran.call, ran.baseline, ran.call.settings.donate
     if baseline is None or not ran.measured:
         return None
-    if baseline == ran.observation.nesting:
+    if baseline.layers == ran.observation.nesting.layers:
         return ran.observation.memory
     given = (call.subject, ran.profile, baseline, donate, call.memo.shared_programs)
     return call.tried("un-nested memory", lambda: observe(*given).memory, donate, baseline)
@@ -331,4 +331,4 @@ GATHER: dict[str, Callable[[Ran], Any]] = {
     "not_finite": what_is_not_finite,
     "nested_call": nested_call,
 }
-"""How each need of `invariants.case.Case` is gathered."""
+"""How each need of `invariants.case.Case` is gathered, in this order: what runs or traces the call comes before what only reads it."""

@@ -32,21 +32,13 @@ class Known:
     """What else is found out once, by its kind: see `engine.example.Call.once`."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownCalls:
-    """What was found out of a call, and what its key names by identity: held, so that no id is used again."""
-
-    evaluated: Evaluated
-    held: Any
-
-
 @dataclass(slots=True)
 class Memo:
     """What the calls of one test have shown: a table for each kind of fact."""
 
     known: dict[Any, Known] = field(default_factory=dict)
     """By the signatures of calls."""
-    evaluated: dict[Any, KnownCalls] = field(default_factory=dict)
+    evaluated: dict[Any, Evaluated] = field(default_factory=dict)
     """By the number of a call in the body and all that its result depends on, see `identity.identity`."""
     mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
     """Leaves that lie in a mapped file."""
@@ -85,10 +77,9 @@ def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
     return table[key]
 
 
-def evaluated_calls(table: dict[Any, KnownCalls], subject: Subject, number: int) -> Evaluated:
+def evaluated_calls(table: dict[Any, Evaluated], subject: Subject, number: int) -> Evaluated:
     """Cached results of the ``number``-th call of an example; an empty cache if the call cannot be identified for certain."""
     content = identity(subject)
     if content is None:
         return Evaluated()
-    entry = recall(table, (number, content), lambda: KnownCalls(Evaluated(), (subject.function, subject.program_of)))
-    return entry.evaluated
+    return recall(table, (number, content), lambda: Evaluated(held=(subject.function, subject.program_of)))

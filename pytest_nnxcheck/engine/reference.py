@@ -75,6 +75,7 @@ EAGER: dict[str, Callable[[Program, Program, int], Program]] = {
 """The eager calls that a transform stands for, by `Transform.means`."""
 
 MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
+"""The same by the name of the transform."""
 
 
 def separate(state: Any) -> Any:
@@ -139,6 +140,8 @@ class Evaluated:
 
     jits: bool = True
     """Whether the jits inside the call are on."""
+    held: Any = None
+    """What its key names by identity: held, so that no id is used again."""
     trajectories: dict[Start, Trajectory] = field(default_factory=dict)
 
     def effect(self, subject: Subject, meaning: Meaning, start: Start = AS_IT_IS) -> Effect:
@@ -171,6 +174,7 @@ class Reference:
 def assembled(meaning: Meaning, returned: Any, before: Facts, last: Step) -> Effect:
     """The effect of calls that returned this, of which one was the last."""
     after, names = last.after, last.structure.names
+    # What the calls left in place is in the state that the other run starts from as well: its old value need not be kept.
     kept = {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED}
     output = un_nested(meaning, returned)
     return Effect(returned, names_of(meaning, names), output, last.structure, Facts(kept, {}), after)

@@ -34,6 +34,7 @@ from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 UNUSABLE = "Some donated buffers were not usable"
+"""How jax begins its warning of donation that XLA cannot use."""
 
 
 def observe(

@@ -149,14 +149,21 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
     )
     return not (
         runs
+        # The memory and the donation of a jit outside are those of its compiled program.
         or (nesting.layers and nesting.layers[0].row.compiles)
+        # The trace is that of a jit of ours, which the call need not stand where the test leaves jit out.
         or JIT not in settings.transforms
+        # Without values nothing is run anyway: `run.observe` judges the trace.
         or subject.abstract
+        # Code of the user's, and a donation, take place when the program runs, and not in a trace.
         or facts.program.calls_back
         or facts.program.inner_donations
+        # What moves between devices, the runtime decides.
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
+        # Options such as `jax_debug_nans` look at values.
         or staging.checks_values()
+        # Two plain calls have no transform of which a trace could show that it holds.
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
 

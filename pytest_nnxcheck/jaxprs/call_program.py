@@ -12,18 +12,14 @@ from pytest_nnxcheck.jaxprs.captured import captured
 from pytest_nnxcheck.jaxprs.waste import waste
 
 
-def call_program(closed: Any, successors: Mapping[int, int], kept: tuple[tuple[str, Any], ...]) -> CallProgram:
+def call_program(closed: Any, rewritten: Mapping[int, int], kept: tuple[tuple[str, Any], ...]) -> CallProgram:
     """The facts of a closed jaxpr.
 
-    ``successors`` are the results that take the place of arguments, by the number of the argument; ``kept`` are the arrays of the user's
+    ``rewritten`` are the results that are new values of arguments, by the number of the argument; ``kept`` are the arrays of the user's
     code, each with its name.
     """
     jaxpr = staging.open_jaxpr(closed)
-    sources = flow.sources(jaxpr)
-    rewritten = {number: result for number, result in successors.items() if sources[result] != number}
     return CallProgram(
-        sources=sources,
-        origins=flow.origins(jaxpr),
         captured=captured(closed, kept),
         donated=flow.donated_to_jits(jaxpr),
         inner_donations=flow.inner_donations(closed),

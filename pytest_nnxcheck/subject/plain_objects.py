@@ -30,7 +30,9 @@ DEEPEST = 6
 """Objects inside objects: a trainer, its state, the optimizer of that."""
 
 _OPEN = (types.SimpleNamespace, argparse.Namespace)
+"""Classes of the standard library whose instances are the user's data."""
 _NODE_PACKAGES = frozenset(("flax", "jax", "jaxlib"))
+"""Packages that take apart what is of their classes, and of classes made of these, themselves."""
 
 
 class _Same:

@@ -150,6 +150,9 @@ class Evaluation:
     out: tuple[jax.ShapeDtypeStruct, ...]
     before: dict[Key, Any]
     after: dict[Key, Any]
+    sources: flow.Sources
+    origins: tuple[int, ...]
+    """For each of its outputs the arguments that go into it, as bits of a number."""
     structures: tuple[Structure, Structure]
     """Those of the module before and after the call."""
     poisoned: bool
@@ -192,18 +195,29 @@ def evaluated(subject: Subject) -> Evaluation:
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    old, new = structures
     before, after = dict(numbered(leaves)), dict(numbered(new_leaves))
-    result_of = {key: number for number, key in enumerate(after, len(out))}
-    successors = {number: result_of[key] for number, key in enumerate(before) if key in after}
-    program = call_program(closed, successors, walk(subject.roots(subject.state)).arrays)
-    return Evaluation(staging.open_jaxpr(closed), out, before, after, (old, new), any(poisoned), program)
+    number_of = {key: number for number, key in enumerate(before)}
+    jaxpr = staging.open_jaxpr(closed)
+    sources = flow.sources(jaxpr)
+    results = {number_of[key]: result for result, key in enumerate(after, len(out)) if key in before}
+    rewritten = {number: result for number, result in results.items() if sources[result] != number}
+    return Evaluation(
+        jaxpr,
+        out,
+        before,
+        after,
+        sources,
+        origins=flow.origins(jaxpr)[: len(out)],
+        structures=(structures[0], structures[1]),
+        poisoned=any(poisoned),
+        program=call_program(closed, rewritten, walk(subject.roots(subject.state)).arrays),
+    )
 
 
 def output_of(subject: Subject, evaluation: Evaluation) -> Output:
     """What the call returns."""
-    tree, program, leaves = subject.output_tree, evaluation.program, len(evaluation.before)
-    results, inputs = len(evaluation.out), range(len(subject.inputs))
+    tree, leaves, inputs = subject.output_tree, len(evaluation.before), range(len(subject.inputs))
+    sources = evaluation.sources[: len(evaluation.out)]
     return Output(
         types=evaluation.out,
         bytes=sum(map(nbytes, evaluation.out)),
@@ -211,12 +225,9 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
         plain=tree.plain,
         opened=tree.opened,
         origins=tuple(
-            frozenset(number for number in inputs if bits >> (leaves + number) & 1)
-            for bits in program.origins[:results]
+            frozenset(number for number in inputs if bits >> (leaves + number) & 1) for bits in evaluation.origins
         ),
-        handed_out=tuple(
-            source - leaves if source is not None and source >= leaves else None for source in program.sources[:results]
-        ),
+        handed_out=tuple(source - leaves if source is not None and source >= leaves else None for source in sources),
     )
 
 
@@ -224,7 +235,7 @@ def state_of(evaluation: Evaluation) -> StateUse:
     """What the call does to its state."""
     jaxpr, before, after = evaluation.jaxpr, evaluation.before, evaluation.after
     outputs, (old, new) = len(evaluation.out), evaluation.structures
-    came_from = dict(zip(after, evaluation.program.sources[outputs:], strict=True))
+    came_from = dict(zip(after, evaluation.sources[outputs:], strict=True))
     number_of = {key: number for number, key in enumerate(before)}
     moved = [key for key in after if key not in before or came_from[key] != number_of[key]]
     paths = {path for path, _ in before}

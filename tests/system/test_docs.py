@@ -17,7 +17,7 @@ from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat.targets import SHARE
 from pytest_nnxcheck.core.catalogue import OWN_INVARIANTS, REGISTERED
 from pytest_nnxcheck.core.chips import CHIPS, GIB, sizes_of
-from pytest_nnxcheck.core.settings import flag, names, table_markdown
+from pytest_nnxcheck.core.settings import TABLE, flag, names, show
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -190,10 +190,22 @@ def test_options_and_sessions_are_real(document):
     assert set(re.findall(r"nox -s '?(\w+)", text)) - sessions == set()
 
 
+def table_of(scope):
+    """The table of a scope in docs/settings.md."""
+    lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
+    for name in names(scope):
+        row = TABLE[name]
+        option = f"{flag(name)}{'' if row.kind.words else ' '}{row.kind.metavar}".rstrip()
+        ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
+        meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
+        lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 @pytest.mark.parametrize("scope", ["check", "run"])
 def test_the_tables_of_settings_are_those_of_the_code(scope):
     (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
-    assert table == table_markdown(scope), f"paste core.settings.table_markdown({scope!r}) into docs/settings.md"
+    assert table == table_of(scope), f"the table of docs/settings.md should be:\n{table_of(scope)}"
 
 
 def between(start: str, end: str) -> str:
