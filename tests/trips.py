@@ -1,8 +1,7 @@
 """Show how one check walks through the folders of the package: ``python tests/trips.py``, or with a nesting: ``python tests/trips.py vmap``.
 
-A *stay* is a run of functions of one folder, each counted where it is first called. `core` and `compat` are left out: every folder asks
-them for words and for names of jax. A *climb* is a call from a folder into one that may import it: a callback, which a reader cannot
-follow down. A return is no climb. Few stays and few climbs mean that data flow forward.
+A *stay* is a run of functions of one folder, each counted where it is first called. `core` and `compat` are left out: every folder asks them.
+A *climb* is a call from a folder into one that may import it: a callback, which a reader cannot follow down. Few of both: data flow forward.
 """
 
 from __future__ import annotations
