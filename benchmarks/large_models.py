@@ -105,7 +105,7 @@ def measure(name: str, config: Config) -> Row:
     seconds = time.perf_counter() - started
     if observation.memory is None:
         raise RuntimeError(f"{name}, {config.form}: {observation.error}")
-    return Row(name, config.form, facts.state_bytes, observation.memory, seconds)
+    return Row(name, config.form, facts.state.bytes, observation.memory, seconds)
 
 
 def rows(config: Config) -> Iterator[Row]:

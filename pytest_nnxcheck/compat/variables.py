@@ -39,6 +39,11 @@ _KINDS = {id(jax.core.Tracer): "tracer"} | {
 }
 
 
+def is_variable(value: object) -> bool:
+    """Whether a value is a Variable; asks its class alone, see `kind_of`."""
+    return kind_of(type(value)) == "variable"
+
+
 def kind_of(cls: type) -> str:
     """The kind of a class in the walk: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Path = tuple[Any, ...]
 """Where a leaf is in a state: the keys that lead to it."""
 
+Pairs = tuple[tuple[str, str], ...]
+"""Pairs of names."""
+
 
 class ArrayType(NamedTuple):
     """The type of an array, written ``float32[8,64]``; a Python number has no shape."""
@@ -135,8 +138,8 @@ class Observation:
     memory: Memory | None = None
     copies: Copies = NO_COPIES
     moves: tuple[Move, ...] = ()
-    reused: frozenset[int] = frozenset()
-    """The pointers of all that came back, outputs and state."""
+    lost: tuple[Leaf, ...] = ()
+    """The donated leaves to name for the buffers that were lost."""
     abstract: bool = False
     """Whether the program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract."""
     shared: bool = False
@@ -261,7 +264,30 @@ class Waste:
     twice: tuple[HeldTwice, ...] = ()
 
 
-NO_WASTE = Waste()
+@dataclass(frozen=True, slots=True)
+class CallProgram:
+    """What the traced program of the un-nested call does: a function of the leaves of the state and the inputs."""
+
+    captured: tuple[Captured, ...] = ()
+    """The arrays that it captures, which a compiled program holds as constants: the largest first."""
+    donated: tuple[bool | None, ...] = ()
+    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
+    inner_donations: int = 0
+    """How many arrays the jits inside donate."""
+    writes_back: bool = False
+    """Whether a scan hands out its stacked inputs as they were."""
+    remat_in_scan: bool = False
+    branches: bool = False
+    """Whether it has a conditional."""
+    calls_back: bool = False
+    """Whether it runs Python code, or may raise, while the program runs."""
+    waste: Waste = Waste()
+    precision: float = 0.0
+    """The distance between one and the next number of the lowest floating type that it computes in."""
+    equations: int = 0
+    """How many equations it runs, each step of a scan counted."""
+    operations: int = 0
+    """How many different ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from pytest_nnxcheck.core.catalogue import (
     default_invariants,
     invariant_names,
     layer_names,
+    rows_of,
 )
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import Budget, Kind
@@ -212,6 +213,16 @@ class Settings:
         "tutorial.md#run-one-nesting-again",
         places=("command line",),
     )
+
+    @property
+    def asserts_donation(self) -> bool:
+        """Whether donation is asserted, of a program that donates something."""
+        return "donation" in self.invariants and self.donate != "none"
+
+    @property
+    def compares_values(self) -> bool:
+        """Whether an invariant is asked for that compares the values with those of the same calls without the nesting."""
+        return any(row.values and row.function is None for row in rows_of(self.invariants))
 
     @property
     def chosen_modes(self) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import flax_modes, frames, graph, refusals, targets
-from pytest_nnxcheck.compat.arrays import nbytes
+from pytest_nnxcheck.compat import flax_modes, frames, refusals, targets
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -21,21 +20,22 @@ from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import outcomes, stage
-from pytest_nnxcheck.engine.example import Call, Example, look_at_originals
+from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
+from pytest_nnxcheck.engine.example import Call, Example, with_earlier
 from pytest_nnxcheck.engine.gather import Ran, judged
-from pytest_nnxcheck.engine.memo import evaluated_calls, recall
+from pytest_nnxcheck.engine.memo import Known, evaluated_calls
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.outcomes import Checked
-from pytest_nnxcheck.engine.parity import MOST_EQUATIONS
-from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
+from pytest_nnxcheck.engine.reference import Evaluated, Reference, meaning_of
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.leaks import leak
+from pytest_nnxcheck.subject.originals import look_at
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms import trials
-from pytest_nnxcheck.transforms.compose import maps_written
+from pytest_nnxcheck.transforms.compose import baseline_for, maps_written
 from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.values.identity import signature
 
@@ -66,14 +66,19 @@ def check_call(
 ) -> Checked:
     """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
     bound = bind(subject, args, kwargs, owner)
-    bound.donated(settings.donate)
+    bound.donated(settings.donate)  # a word that names no argument is an error of the test, whatever its nestings do
     call = Call(bound, nesting, settings, example, publish)
     if (bound.name, bound.code) in example.memo.unrestored:
+        # Before its objects are looked at, which would find the same tracers, and blame what was there before the call.
         return not_restored(call)
-    call = replace(call, originals=look_at_originals(bound, settings, example))
-    if call.originals.held:
-        return not_run(call, call.originals.held)
-    call = replace(call, key=signature(bound, *bound.split()))
+    # The list of mapped files is long: it is read once for each call of the body.
+    looked_for = (bound.label, len(example.places) + 1) in example.memo.mapped
+    originals = look_at(bound, example.values.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
+    if originals.held:
+        return not_run(call, originals.held)
+    # Before the call is made: its own state is written when it has been judged.
+    known = example.memo.known.setdefault(signature(bound, *originals.split), Known())
+    call = with_earlier(replace(call, originals=originals, known=known))
     try:
         checked = nested(call) if nesting.layers else un_nested(call)
     except Unrestored as unrestored:
@@ -83,7 +88,18 @@ def check_call(
         if bound.name in call.memo.own_jits:
             # The user's own object must not meet what a jit that it keeps captured under ours.
             jax.clear_caches()
-    return replace(checked, facts=outcomes.facts_of(call))
+    return handed_back(call, replace(checked, facts=outcomes.facts_of(call)))
+
+
+def handed_back(call: Call, checked: Checked) -> Checked:
+    """A call that was checked with its output; the user's objects get the values that it put into its copies. Nothing else changes them."""
+    run = checked.run
+    if run is None:
+        return checked
+    if checked.state is not None:
+        write_back(call.subject, checked.state)
+    # After that: a node of the user's own that is returned may have come with the call.
+    return replace(checked, output=run.rebuild(run.output), run=None, state=None)
 
 
 # --- under a nesting
@@ -91,16 +107,16 @@ def check_call(
 
 def nested(call: Call) -> Checked:
     """The call under its nesting."""
-    call.announce(None)
     try:
-        facts, reference = prepared(call)
+        facts, reference, baseline = prepared(call)
     except Unfit as error:
         return outcomes.left_out(call, error.misfit)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(call, error)
     call.announce(facts)
-    ran = remapped(Ran(call, facts, observed(call, facts), reference))
+    ran = remapped(Ran(call, facts, observed(call, facts), reference, baseline))
     if isinstance(ran.observation.error, CheckError):
+        # The call cannot be checked, as a layer found out: that is no verdict on the nesting.
         raise ran.observation.error
     judgement = judged(ran, call.settings.invariants)
     broken_for_targets = not ran.observation.targets and wants_targets(ran, judgement)
@@ -111,33 +127,35 @@ def nested(call: Call) -> Checked:
     return outcomes.checked(ran, judgement)
 
 
-def prepared(call: Call) -> tuple[Profile, Reference | None]:
-    """What a nesting is judged by. Raises what the user's code raises under a trace, and `Unfit` where a layer cannot take the call."""
+def prepared(call: Call) -> tuple[Profile, Reference | None, Nesting | None]:
+    """What a nesting is judged by: the facts of the call, what the same calls do without the nesting, the un-nested program that it is measured by.
+
+    Raises what the user's code raises under a trace, and `Unfit` where a layer cannot take the call.
+    """
     require_slices(call)
     facts = profile_of(call)
     if misfit := misfit_of(call, facts):
         raise Unfit(misfit)
+    baseline = baseline_for(call.nesting)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-    return facts, reference_of(call) if call.compares_values else None
+    reference = reference_of(call) if call.settings.compares_values else None
+    return facts, reference, None if unfit(call.subject, facts, baseline) else baseline
 
 
 def profile_of(call: Call) -> Profile:
     """The profile of the call. Raises what the user's code raises under a trace, and `Unrestored`."""
-    subject, memo = call.subject, call.memo
-
-    def evaluated() -> Profile:
-        with (
-            subject.undone(subject.state, call.example.originals) as left,
-            frames.devices_asked(on=bool(call.settings.target)) as lines,
-        ):
-            known = profile(subject)
-        memo.notes[call.key] = tuple(Fact("asks for devices", call.settings.target, line) for line in lines)
-        if left:
-            raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
-        return known
-
-    remapped: Profile | None = memo.known.get(("remapped", call.key))
-    return remapped or recall(memo.profiles, call.key, evaluated)
+    subject, known, target = call.subject, call.known, call.settings.target
+    if known.profile is not None:
+        return known.profile
+    call.announce(None)
+    before = call.originals.walk
+    with subject.undone(subject.state, before) as left, frames.devices_asked(on=bool(target)) as lines:
+        facts = profile(subject)
+    known.notes = tuple(Fact("asks for devices", target, line) for line in lines)
+    if left:
+        raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
+    known.profile = facts
+    return facts
 
 
 def require_slices(call: Call) -> None:
@@ -161,7 +179,7 @@ def misfit_of(call: Call, facts: Profile) -> Misfit | None:
         if layer.row.pair == "gradients":
             by_inputs = layer.captures
             find_out = functools.partial(trials.no_gradient, call.subject, facts, by_inputs=by_inputs)
-            if misfit := call.once("no gradient", find_out, by_inputs):
+            if misfit := call.tried("no gradient", find_out, by_inputs):
                 return misfit
     return None
 
@@ -171,9 +189,8 @@ def reference_of(call: Call) -> Reference | None:
     call.example.compared += 1
     if call.subject.abstract:
         return None
-    meaning = meaning_of(call.nesting)
     calls = evaluated_calls(call.memo.evaluated, call.subject, call.example.compared)
-    return Reference(meaning, calls.effect(call.subject, meaning), calls)
+    return Reference.of(call.subject, meaning_of(call.nesting), calls)
 
 
 def observed(call: Call, facts: Profile) -> Observation:
@@ -188,10 +205,8 @@ def observed(call: Call, facts: Profile) -> Observation:
 
 def traced_in(call: Call, facts: Profile) -> Observation | None:
     """The facts of a nesting, traced; `None` where it must be run."""
-    example, programs = call.example, call.memo.shared_programs
-    if example.originals is None:
-        return None
-    return stage.observe(call.subject, facts, call.nesting, example.values, programs, example.originals)
+    values, programs, walked = call.example.values, call.memo.shared_programs, call.originals.walk
+    return None if walked is None else stage.observe(call.subject, facts, call.nesting, values, programs, walked)
 
 
 def run(call: Call, facts: Profile) -> Observation:
@@ -223,7 +238,7 @@ def run_once(call: Call, facts: Profile, *, alone: bool = False, broken: bool = 
         memo.shared_programs,
         on_targets if broken or is_for_targets(call) else None,
         alone=alone,
-        originals=call.example.originals,
+        originals=call.originals.walk,
         copies=memory,
     )
 
@@ -250,19 +265,15 @@ def meets_own_jit(call: Call, observation: Observation) -> bool:
 
 def remapped(ran: Ran) -> Ran:
     """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped; any other as it is."""
-    call, subject = ran.call, ran.call.subject
+    call = ran.call
     if ran.observation.error is None or not maps_written(call.nesting):
         return ran
 
-    def evaluated() -> Profile:
-        with subject.undone(subject.state):
-            paths = trials.restored_leaves(subject, ran.profile.changed)
-        size = sum(nbytes(leaf) for path, leaf in graph.raw_leaves(subject.state) if path in paths)
-        return replace(ran.profile, restored=paths, restored_bytes=size)
-
-    facts = call.once("remapped", evaluated)
-    if not facts.restored:
-        return replace(ran, profile=facts)
+    state = ran.profile.state
+    restored = call.tried("restored", lambda: trials.restored_leaves(call.subject, state.changed))
+    if not restored:
+        return ran
+    facts = call.known.profile = replace(ran.profile, state=replace(state, restored=restored))
     call.announce(facts)
     return replace(ran, profile=facts, observation=observed(call, facts))
 
@@ -274,7 +285,9 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
     """A call that raises under any trace, or ``un_nested`` already: the user's exception, unless it left tracers as well."""
     call.announce(UNKNOWN)
     call.example.values.require(call.subject)
-    ran = Ran(call, UNKNOWN, observe(call.subject, UNKNOWN, call.nesting, "none"))
+    fits = unfit(call.subject, UNKNOWN, call.nesting) is None
+    bare = Observation(call.nesting, call.subject.state)
+    ran = Ran(call, UNKNOWN, observe(call.subject, UNKNOWN, call.nesting, "none") if fits else bare)
     violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()
     if not violations:
         return outcomes.failed(call, error, ran.observation)
@@ -338,24 +351,22 @@ def un_nested(call: Call) -> Checked:
     judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)
-    if not judgement.violations:
-        write_back(call.subject, observation.state)
-        outcome = Outcome(call.nesting, "held", facts=judgement.notes)
-        return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
+    if not violations:
+        outcome = Outcome(call.nesting, "held", facts=judgement.notes)
+        return Checked(None, outcome, run=observation, state=observation.state)
     if observation.leaks:  # a transform inside the call is at fault
         captures = outcomes.captured(call, leaking=True)
         violations = tuple(replace(violation, explained=captures) for violation in violations)
     notes, evidence = outcomes.notes_of(judgement), Evidence(leaks=observation.leaks)
     outcome = Outcome(call.nesting, "violated", violations, facts=notes, evidence=evidence)
-    return Checked(observation.rebuild(observation.output), outcome)
+    return Checked(None, outcome, run=observation)
 
 
 def profile_if_traceable(call: Call) -> Profile:
     """The profile of the call, `UNKNOWN` where no trace takes it: with Python control flow on values, say, it may hold as it is."""
-    replace(call, nesting=replace(call.nesting, layers=(Layer(JIT),))).announce(None)
     try:
-        return profile_of(call)
+        return profile_of(replace(call, nesting=replace(call.nesting, layers=(Layer(JIT),))))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the nestings will tell
         # An exception that the user's code keeps has the frames of this trace, which the test did not ask for.
         error.__traceback__ = None
@@ -364,8 +375,8 @@ def profile_if_traceable(call: Call) -> Profile:
 
 def without_jit(call: Call, facts: Profile) -> Reference | None:
     """The call with its jits off; none where nothing is compared, it cannot run, or would take minutes."""
-    compares = call.compares_values and not call.subject.abstract and facts.equations <= MOST_EQUATIONS
-    return ReferenceWithoutJit.of(call.subject) if compares else None
+    compares = call.settings.compares_values and not call.subject.abstract and facts.program.equations <= MOST_EQUATIONS
+    return Reference.of(call.subject, (), Evaluated(jits=False)) if compares else None
 
 
 def fails_un_nested(call: Call, observation: Observation, error: Exception) -> Checked:

@@ -8,46 +8,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeVar
 
 import jax
-import numpy as np
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.arrays import copied, describe
+from pytest_nnxcheck.compat.arrays import copied
 from pytest_nnxcheck.compat.variables import (
-    is_pinned,
-    is_tracing,
     set_variable_value,
-    variable_kind,
     variable_value,
 )
-from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
+from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import Listener
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.engine.memo import Memo, recall
-from pytest_nnxcheck.invariants.case import Pairs
+from pytest_nnxcheck.engine.memo import Known, Memo, recall
+from pytest_nnxcheck.engine.stage import Values
 from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.compared_by_jit import other_parts, static_parts
-from pytest_nnxcheck.subject.leaks import leak, places_in
+from pytest_nnxcheck.subject.originals import Originals
 from pytest_nnxcheck.subject.profile import Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
-from pytest_nnxcheck.subject.uncomputed import Values
-from pytest_nnxcheck.subject.write_back import compared_by_value, write_back
+from pytest_nnxcheck.subject.traced_again import other_parts, static_parts
+from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.walk.snapshot import Places
-from pytest_nnxcheck.walk.visit import MOST_OBJECTS
-from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage
-from pytest_nnxcheck.xla.pointers import (
-    byte_ranges,
-    foreign_views,
-    in_mapped_files,
-    is_numpys_own,
-    read_leaf,
-    shared_buffers,
-    spans_of_process,
-)
+from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -66,8 +48,6 @@ class Example:
     """Which arrays the body was handed without a value."""
     places: list[Places] = field(default_factory=list)
     """Those that the calls may change."""
-    originals: Walk | None = None
-    """The walk of what the latest call was handed."""
     compared: int = 0
     """How many calls were compared with a reference."""
     copies: list[tuple[Any, Any]] = field(default_factory=list)
@@ -79,30 +59,14 @@ class Example:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.originals = None
         while self.places:
+            # The latest first: what two calls changed gets back what it held before the first of them.
             lost = self.places.pop().restore()
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
         for variable, copy in self.copies:
             value = variable_value(variable)
             if isinstance(value, jax.Array) and self.values.computed(value) and value.is_deleted():
                 set_variable_value(variable, copy)
-
-
-@dataclass(frozen=True, slots=True)
-class Originals:
-    """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written."""
-
-    shared: Pairs = ()
-    """Pairs of leaves in one buffer."""
-    views: Pairs = ()
-    """The holders of views, each with the leaf that it views."""
-    pinned: Pairs = ()
-    """Variables, path and type, that were made in a trace that has ended."""
-    notes: tuple[Note, ...] = ()
-    """Facts that are reported, not judged."""
-    held: tuple[Leak, ...] = ()
-    """Tracers that the objects held before; nothing else is known of them then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,29 +89,32 @@ class Call:
     settings: Settings
     example: Example
     publish: Listener
-    originals: Originals = Originals()
-    key: Any = None
-    """The signature of the call, taken before it is made: its own state is written when it has been judged."""
+    originals: Originals = field(default_factory=Originals)
+    known: Known = field(default_factory=Known)
+    """What this call, and earlier ones with its signature, have shown."""
 
     @property
     def memo(self) -> Memo:
         """What is known of the calls of the test."""
         return self.example.memo
 
-    @property
-    def compares_values(self) -> bool:
-        """Whether an invariant is asked for that compares the values with those of the same calls without the nesting."""
-        return any(row.values and row.function is None for row in rows_of(self.settings.invariants))
-
     def once(self, kind: str, find_out: Callable[[], V], *key: Any) -> V:
         """What is found out once of all calls with this signature, by its kind and by what else decides it."""
-        known: V = recall(self.memo.known, (kind, self.key, *key), find_out)
+        known: V = recall(self.known.found, (kind, *key), find_out)
         return known
 
+    def tried(self, kind: str, find_out: Callable[[], V], *key: Any) -> V:
+        """The same of what a run or a trace shows that the test did not ask for: what that changes is put back."""
+
+        def undone() -> V:
+            with self.subject.undone(self.subject.state):
+                return find_out()
+
+        return self.once(kind, undone, *key)
+
     def announce(self, profile: Profile | None) -> None:
-        """Say that the nesting is about to run; without a profile, that the call is about to be traced, where it never was."""
-        if profile is not None or self.key not in self.memo.profiles:
-            self.publish(CallStarted(self.subject, profile, self.nesting, self.settings))
+        """Say that the nesting is about to run; without a profile, that the call is about to be traced for the first time."""
+        self.publish(CallStarted(self.subject, profile, self.nesting, self.settings))
 
 
 Handed = Literal["own", "inputs", "copy", "traced"]
@@ -186,69 +153,26 @@ def call_unchecked(
     return outputs[0]
 
 
-def look_at_originals(subject: Subject, settings: Settings, example: Example) -> Originals:
-    """Facts of the user's own objects. Raises `CheckError` where they hold arrays that are deleted, or tracers of a trace that may be under way."""
-    inputs = list(zip(subject.input_names, subject.inputs, strict=False))
-    seen = without_garbage(lambda: walk([*subject.roots(subject.state), *inputs]), lambda seen: seen.tracers)
-    if seen.tracers:
-        if not subject.abstract and not is_tracing():
-            place_of = places_in(subject, subject.state)
-            return Originals(
-                held=tuple(replace(leak(left, None, place_of(left)), before=True) for left in seen.tracers)
-            )
-        paths = ", ".join(tracer.path for tracer in seen.tracers[:3])
-        from_elsewhere = "the call is made inside a transform. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
-        from_eval_shape = (
-            "nnx.eval_shape leaves what the constructor puts there and not in a Variable. Let the constructor not keep it, "
-            "or take it away from the abstract module before nnx_wrap gets it"
-        )
-        reason = from_eval_shape if subject.abstract else from_elsewhere
-        raise CheckError(f"{subject.name} holds tracers before the call, in {paths}: {reason}")
-    variables = [(subject.path(path), variable) for path, variable in graph.variables(subject.state)]
-    leaves = [(path, variable_value(variable)) for path, variable in variables]
-    computed = example.values.computed
-    for path, array in [*leaves, *seen.arrays]:
-        if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
-            raise CheckError(
-                f"{path} is deleted before the call: an earlier step donated it, or its delete() was called. Build the module inside"
-                " the test"
-            )
-    example.places.append(seen.places)
-    example.originals = seen
-    leaves = [leaf for leaf in leaves if computed(leaf[1])]
-    inputs = [leaf for leaf in inputs if computed(leaf[1])]
-    arrays = [
-        (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
-    ]
-    of_numpy = [(path, array) for path, array in arrays if is_numpys_own(array)]
-    views = [(path, array) for path, array in arrays if not is_numpys_own(array)]
-    notes: list[Note | None] = [] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]
-    refuse_a_second(subject, example)
-    if "recompilation" in settings.invariants:
-        notes.append(made_anew(subject, example))
-    without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
-    if 0 < len(without_values) < len(leaves):
-        notes.append(Fact("partly abstract", without_values, of=subject.name))
-    if "donation" in settings.invariants and settings.donate != "none":
-        notes.append(
-            recall(
-                example.memo.mapped, (subject.label, len(example.places)), lambda: in_mapped_file(subject.name, leaves)
-            )
-        )
-        notes += [Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in foreign_views(leaves, of_numpy)]
-    shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
-    pinned = [
-        (path, f"{variable_kind(variable)} {describe(variable_value(variable))}")
-        for path, variable in variables
-        if is_pinned(variable)
-    ]
-    return Originals(shared, foreign_views(leaves, views), tuple(pinned), tuple(filter(None, notes)))
+def with_earlier(call: Call) -> Call:
+    """The call with what its objects show beside those of earlier calls of the test. Raises `CheckError`, see `refuse_a_second`."""
+    subject, seen, example = call.subject, call.originals, call.example
+    if seen.walk is not None:
+        example.places.append(seen.walk.places)
+    refuse_a_second(subject, seen, example)
+    anew = made_anew(subject, example) if "recompilation" in call.settings.invariants else None
+    mapped = (
+        recall(call.memo.mapped, (subject.label, len(example.places)), lambda: seen.mapped)
+        if call.settings.asserts_donation
+        else None
+    )
+    notes: list[Note | None] = [anew, mapped, *seen.notes]
+    return replace(call, originals=replace(seen, notes=tuple(filter(None, notes))))
 
 
-def refuse_a_second(subject: Subject, example: Example) -> None:
+def refuse_a_second(subject: Subject, seen: Originals, example: Example) -> None:
     """Jax keeps what it met, and compares a second instance with that, as is tried here. Raises `CheckError` where that raises."""
     number_of_call = len(example.places)
-    for path, value in compared_by_value(subject.state):
+    for path, value in seen.compared_by_value:
         first = example.memo.compared_by_value.setdefault((path, number_of_call), value)
         try:
             bool(first is value or first == value)
@@ -275,13 +199,3 @@ def made_anew(subject: Subject, example: Example) -> Fact | None:
             return None
         memo.made_anew[key] = Fact("made anew", names)
     return memo.made_anew[key]
-
-
-def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | None:
-    """The leaves that lie in a mapped file: a copy is checked, which does not. `None` where none does."""
-    starts = [(path, start) for path, array in leaves for start, _ in byte_ranges(array)]
-    mapped = in_mapped_files(starts, spans_of_process() if starts else [])
-    if not mapped:
-        return None
-    paths, files = zip(*mapped, strict=True)
-    return InMappedFile(paths, name, near(files[0]))

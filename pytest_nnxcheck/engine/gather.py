@@ -6,6 +6,7 @@ This is the last place that sees the subject: what an invariant is handed is pla
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,27 +15,26 @@ import jax
 
 from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.compat.variables import kind_of, variable_value
+from pytest_nnxcheck.compat.variables import is_variable, variable_value
 from pytest_nnxcheck.core.catalogue import JIT, InvariantRow, rows_of, severity
-from pytest_nnxcheck.core.facts import Advice, Evidence, NestedCall, Observation, UnNested
-from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.facts import Advice, Evidence, NestedCall, Observation, Pairs, UnNested
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import JitTracedAgain, NotFinite, TypeMoved
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, Growth, Memory, by_line
 from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.engine.comparison import compared, effect_against
 from pytest_nnxcheck.engine.example import Call
-from pytest_nnxcheck.engine.memo import recall
-from pytest_nnxcheck.engine.parity import compared, effect_against
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.engine.run import measure, observe, traced_again
 from pytest_nnxcheck.invariants import own
 from pytest_nnxcheck.invariants.advice import Sizes, advice
-from pytest_nnxcheck.invariants.case import Case, Differences, Donation, Judgement, Pairs, Program, Tracers
-from pytest_nnxcheck.subject.compared_by_jit import moved, types_moved
-from pytest_nnxcheck.subject.inner_jits import jits_traced_again
+from pytest_nnxcheck.invariants.case import Case, Differences, Donation, Judgement, Program, Tracers
+from pytest_nnxcheck.invariants.donation import notes
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+from pytest_nnxcheck.subject.traced_again import jits_traced_again, moved, types_moved
 from pytest_nnxcheck.subject.use_of_state import of_state, successors
 from pytest_nnxcheck.transforms.bound import bound
-from pytest_nnxcheck.transforms.compose import BASELINE, baseline_for
+from pytest_nnxcheck.transforms.compose import BASELINE
 from pytest_nnxcheck.transforms.layer import LENGTH
 from pytest_nnxcheck.values.differences import not_finite
 from pytest_nnxcheck.values.effects import read
@@ -51,6 +51,8 @@ class Ran:
     observation: Observation
     reference: Reference | None = None
     """What the same calls do without the nesting, or an un-nested call without its jits. `None` where no invariant compares values."""
+    baseline: Nesting | None = None
+    """The un-nested program that it is measured by. `None` where that cannot take the call."""
 
     @property
     def measured(self) -> bool:
@@ -59,15 +61,22 @@ class Ran:
 
 
 def judged(ran: Ran, invariants: tuple[str, ...]) -> Judgement:
-    """What the invariants say of a run; the violations begin with the most serious one."""
-    judgement = Judgement()
-    for row in rows_of(invariants):
-        if can_judge(row, ran.observation, judgement):
-            case = Case(ran.observation.nesting, **{need: GATHER[need](ran) for need in row.needs})
+    """What the invariants say of a run; the violations begin with the most serious one, the notes with those on donation, asserted or not.
+
+    What several invariants need is gathered before the first of them judges. One that compares values comes alone: whether it is asked
+    depends on what those before it say.
+    """
+    judgement, observation = Judgement(), ran.observation
+    for _, together in itertools.groupby(rows_of(invariants), lambda row: row.values and row.name):
+        rows = [row for row in together if can_judge(row, observation, judgement)]
+        needs = {need for row in rows for need in row.needs}
+        case = Case(observation.nesting, **{need: gather(ran) for need, gather in GATHER.items() if need in needs})
+        for row in rows:
             module = own if row.function else importlib.import_module(f"pytest_nnxcheck.invariants.{row.name}")
             judgement += module.judge(case, row) if row.function else module.judge(case)
     broken = sorted(judgement.violations, key=lambda violation: severity(violation.invariant))
-    return replace(judgement, violations=tuple(broken))
+    known = notes(observation.nesting, observation.moves, observation.lost)
+    return replace(judgement, violations=tuple(broken), notes=(*known, *judgement.notes))
 
 
 def can_judge(row: InvariantRow, observation: Observation, judgement: Judgement) -> bool:
@@ -112,11 +121,8 @@ def program(ran: Ran) -> Program | None:
         copies=observation.copies,
         state=profile.copied_bytes,
         devices=profile.devices,
-        writes_back=profile.writes_back,
-        remat_in_scan=profile.remat_in_scan,
+        of_call=profile.program,
         updates_can_be_off=graph.remat_updates_can_be_off(),
-        branches=profile.branches,
-        captured=profile.captured,
     )
 
 
@@ -131,13 +137,13 @@ def un_nested_memory(ran: Ran) -> Memory | None:
 
     Gives nothing where the program of the nesting was not measured, or where the un-nested one does not run.
     """
-    call, baseline = ran.call, baseline_for(ran.observation.nesting)
-
-    def measured() -> Memory | None:
-        with call.subject.undone(call.subject.state):
-            return observe(call.subject, ran.profile, baseline, call.settings.donate, call.memo.shared_programs).memory
-
-    return call.once("un-nested memory", measured, call.settings.donate, baseline) if ran.measured else None
+    call, baseline, donate = ran.call, ran.baseline, ran.call.settings.donate
+    if baseline is None or not ran.measured:
+        return None
+    if baseline.layers == ran.observation.nesting.layers:
+        return ran.observation.memory
+    given = (call.subject, ran.profile, baseline, donate, call.memo.shared_programs)
+    return call.tried("un-nested memory", lambda: observe(*given).memory, donate, baseline)
 
 
 def judged_advice(ran: Ran) -> tuple[Advice, ...]:
@@ -146,20 +152,20 @@ def judged_advice(ran: Ran) -> tuple[Advice, ...]:
     The un-nested call is measured whatever breaks, because reports show its figures.
     """
     memory = un_nested_memory(ran)
-    if memory is None or baseline_for(ran.observation.nesting) != BASELINE:
+    if memory is None or ran.baseline != BASELINE:
         return ()
-    call = ran.call
-    found = recall(call.memo.un_nested, call.key, lambda: un_nested(ran, memory)).advice
-    return () if call.settings.memory_advice == "note" else found
+    known = ran.call.known
+    known.un_nested = known.un_nested or un_nested(ran, memory)
+    return () if ran.call.settings.memory_advice == "note" else known.un_nested.advice
 
 
 def un_nested(ran: Ran, memory: Memory) -> UnNested:
     """Where the bytes of the un-nested program are, and advice on them."""
     subject, profile = ran.call.subject, ran.profile
-    sizes = Sizes(profile.state_bytes, profile.input_bytes, profile.output_bytes)
+    sizes = Sizes(profile.state.bytes, profile.input_bytes, profile.output.bytes)
     # Not the program's own names, which are in the order of its parameters.
-    leaves, handed = [*map(subject.path, profile.state_paths)], tuple(of_state(subject, profile))
-    advised = advice(memory.peak, memory.made, profile.waste, leaves, subject.input_names, sizes, handed)
+    leaves, handed = [*map(subject.path, profile.state.paths)], tuple(of_state(subject, profile))
+    advised = advice(memory.peak, memory.made, profile.program.waste, leaves, subject.input_names, sizes, handed)
     lines = by_line(memory.made, memory.made)[:SHOWN_LINES]
     evidence = Evidence(memory.split, un_nested=memory.split, buffers=memory.made[:SHOWN], places=lines)
     return UnNested(subject.name, evidence, advised)
@@ -192,13 +198,13 @@ def donation(ran: Ran) -> Donation:
         return Donation(inside=observation.inside, shared=originals.shared + outside, renewed=renewed_ones)
     return Donation(
         moves=observation.moves,
-        reused=observation.reused,
+        lost=observation.lost,
         shared=originals.shared,
         views=originals.views,
-        changed=frozenset(map(name, profile.changed)),
-        dropped=tuple(map(name, profile.dropped)) if donates(ran) else (),
+        changed=frozenset(map(name, profile.state.changed)),
+        dropped=tuple(map(name, profile.training.dropped)) if donates(ran) else (),
         inputs=frozenset(call.subject.input_names),
-        promoted={name(path): line for path, line in profile.promoted},
+        promoted={name(leaf.path): leaf.line for leaf in profile.state.retyped if leaf.line},
         abstract=observation.abstract,
         debug_nans=bool(jax.config.jax_debug_nans),
     )
@@ -219,7 +225,7 @@ def renewed(ran: Ran) -> frozenset[str]:
     inputs = {
         subject.input_names[number]
         for number, output in successors(subject, profile, "all").items()
-        if array_type(profile.out[output]) == array_type(subject.inputs[number])
+        if array_type(profile.output.types[output]) == array_type(subject.inputs[number])
     }
     return frozenset(leaves | inputs) - kept
 
@@ -229,13 +235,13 @@ def held_outside(call: Call) -> Pairs:
 
     The code may have captured such a Variable, of a target network say. A jit inside the call that donates the leaf deletes the array for the Variable too.
     """
-    subject, originals = call.subject, call.example.originals
+    subject, walked = call.subject, call.originals.walk
     own_variables = {id(variable) for _, variable in graph.variables(subject.state)}
     leaf = {id(array): subject.path(path) for path, array in graph.raw_leaves(subject.state)}
     outside = (
         (leaf.get(id(variable_value(node))), path)
-        for path, node in (originals.nodes if originals else ())
-        if kind_of(type(node)) == "variable" and id(node) not in own_variables
+        for path, node in (walked.nodes if walked else ())
+        if is_variable(node) and id(node) not in own_variables
     )
     return tuple((name, path) for name, path in outside if name is not None)
 
@@ -264,15 +270,10 @@ def second_call(ran: Ran) -> tuple[TypeMoved, ...]:
 
 def inner_jits(ran: Ran) -> tuple[JitTracedAgain, ...]:
     """The jits inside the call that trace the same in each; the same under every nesting."""
-    subject, observation = ran.call.subject, ran.observation
-
-    def found_out() -> tuple[JitTracedAgain, ...]:
-        with subject.undone(subject.state):
-            return jits_traced_again(subject)
-
+    call, observation = ran.call, ran.observation
     if not ran.measured or not observation.settled or observation.abstract:
         return ()
-    return ran.call.once("inner jits", found_out)
+    return call.tried("inner jits", lambda: jits_traced_again(call.subject))
 
 
 # --- values
@@ -321,13 +322,13 @@ def nested_call(ran: Ran) -> NestedCall | Exception:
 GATHER: dict[str, Callable[[Ran], Any]] = {
     "tracers": tracers,
     "program": program,
-    "advice": judged_advice,
     "targets": lambda ran: ran.observation.targets,
     "donation": donation,
     "second_call": second_call,
     "inner_jits": inner_jits,
+    "advice": judged_advice,
     "differences": differences,
     "not_finite": what_is_not_finite,
     "nested_call": nested_call,
 }
-"""How each need of `invariants.case.Case` is gathered."""
+"""How each need of `invariants.case.Case` is gathered, in this order: what runs or traces the call comes before what only reads it."""

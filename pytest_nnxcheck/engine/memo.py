@@ -20,25 +20,26 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class KnownCalls:
-    """What was found out of a call, and what its key names by identity: held, so that no id is used again."""
+@dataclass(slots=True)
+class Known:
+    """What is found out once of all calls with one signature, see `identity.signature`."""
 
-    evaluated: Evaluated
-    held: Any
+    profile: Profile | None = None
+    un_nested: UnNested | None = None
+    notes: tuple[Fact, ...] = ()
+    """Notes that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
+    found: dict[Any, Any] = field(default_factory=dict)
+    """What else is found out once, by its kind: see `engine.example.Call.once`."""
 
 
 @dataclass(slots=True)
 class Memo:
-    """One table for each kind of fact; a key starts with the `identity.signature` of a call, or with what else decides the fact."""
+    """What the calls of one test have shown: a table for each kind of fact."""
 
-    profiles: dict[Any, Profile] = field(default_factory=dict)
-    un_nested: dict[Any, UnNested] = field(default_factory=dict)
-    evaluated: dict[Any, KnownCalls] = field(default_factory=dict)
-    notes: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
-    """Notes on a call that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
-    known: dict[Any, Any] = field(default_factory=dict)
-    """What else is found out of a call once, by its kind: see `engine.example.Call.once`."""
+    known: dict[Any, Known] = field(default_factory=dict)
+    """By the signatures of calls."""
+    evaluated: dict[Any, Evaluated] = field(default_factory=dict)
+    """By the number of a call in the body and all that its result depends on, see `identity.identity`."""
     mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
     """Leaves that lie in a mapped file."""
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
@@ -65,8 +66,8 @@ class Memo:
         if self.same_arguments or body is self.body:
             return
         self.body = body
-        for table in (self.profiles, self.un_nested, self.evaluated, self.notes, self.known):
-            table.clear()
+        self.known.clear()
+        self.evaluated.clear()
 
 
 def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
@@ -76,10 +77,9 @@ def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
     return table[key]
 
 
-def evaluated_calls(table: dict[Any, KnownCalls], subject: Subject, number: int) -> Evaluated:
+def evaluated_calls(table: dict[Any, Evaluated], subject: Subject, number: int) -> Evaluated:
     """Cached results of the ``number``-th call of an example; an empty cache if the call cannot be identified for certain."""
     content = identity(subject)
     if content is None:
         return Evaluated()
-    entry = recall(table, (number, content), lambda: KnownCalls(Evaluated(), (subject.function, subject.program_of)))
-    return entry.evaluated
+    return recall(table, (number, content), lambda: Evaluated(held=(subject.function, subject.program_of)))

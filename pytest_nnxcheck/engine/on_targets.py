@@ -20,7 +20,7 @@ from pytest_nnxcheck.compat import compile_cache, staging, targets
 from pytest_nnxcheck.compat.compile_cache import canonical
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.peak import OnTarget, Split, least_copy
-from pytest_nnxcheck.engine.root import Program
+from pytest_nnxcheck.engine.compiled import Program
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import copies_in
 from pytest_nnxcheck.xla import buffers
@@ -31,6 +31,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 NEAR = 0.8
 """Of the limit: from here on the compiler of a TPU is asked again with its default effort. On a slice its fast one may count less, or refuse what fits."""
 QUICK, DEFAULT = "O0", "default"
+"""Efforts of a compiler. That of a TPU is asked with the quick one first: most programs have room, and their verdict needs no better figure."""
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """What else decides how a program is compiled."""
 

@@ -17,13 +17,10 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes
+from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
-from pytest_nnxcheck.engine.parity import MOST_EQUATIONS
 from pytest_nnxcheck.invariants.case import Judgement
-from pytest_nnxcheck.invariants.donation import lost_leaves
-from pytest_nnxcheck.invariants.donation import notes as notes_on_donation
-from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -46,6 +43,10 @@ class Checked:
     """The user's exception, if the call failed."""
     facts: CallFacts = NO_FACTS
     """What is known of the call, whatever its nesting."""
+    run: Observation | None = None
+    """The run whose output the caller gets, until that has its structure again."""
+    state: Any = None
+    """What the user's objects get the values of, until they have them."""
 
 
 def checked(ran: Ran, judgement: Judgement) -> Checked:
@@ -61,24 +62,22 @@ def checked(ran: Ran, judgement: Judgement) -> Checked:
 
 
 def concluded(ran: Ran, judgement: Judgement) -> Checked:
-    """The outcome with the output; the user's objects get the values that the call put into its copies. Nothing else changes them.
+    """The outcome with the output, and the state that the call left.
 
     Tracers that nobody asserts keep nothing from the user but a state that holds them.
     """
     observation, outcome = ran.observation, outcome_of(ran, judgement)
     if observation.error is not None or (observation.leaks and outcome.violations):
         return Checked(None, outcome)
-    if not any(leak.place in ("variable", "module") for leak in observation.leaks):
-        write_back(ran.call.subject, observation.state)
-    return Checked(observation.rebuild(observation.output), outcome)
+    spoiled = any(leak.place in ("variable", "module") for leak in observation.leaks)
+    return Checked(None, outcome, run=observation, state=None if spoiled else observation.state)
 
 
 def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
     """The verdict, the figures, and what explains them."""
     call, observation, bound = ran.call, ran.observation, bound_of(ran)
-    known = call.memo.notes.get(call.key, ())
-    notes = (*known, *of_targets(observation), *unasserted(ran), *judgement.of_call)
-    call.memo.notes[call.key] = tuple(dict.fromkeys(notes))
+    notes = (*call.known.notes, *of_targets(observation), *unasserted(ran), *judgement.of_call)
+    call.known.notes = tuple(dict.fromkeys(notes))
     measured = evidence(ran, bound)
     if any(violation.invariant == "memory" for violation in judgement.violations):
         measured = replace(measured, growth=growth(ran))
@@ -98,14 +97,14 @@ def evidence(ran: Ran, bound: Bound | None) -> Evidence:
     observation, un_nested = ran.observation, un_nested_memory(ran)
     before = un_nested.made if un_nested else ()
     after = marked_as_added(observation.memory.made if observation.memory else (), before)
-    lost = {leaf.path for leaf in lost_leaves(observation.moves, observation.reused)}
+    lost = {leaf.path for leaf in observation.lost}
     return Evidence(
         split=observation.memory and observation.memory.split,
         expected=bound.expected if bound else None,
         un_nested=un_nested and un_nested.split,
         buffers=after[:SHOWN],
         places=by_line(after, before)[:SHOWN_LINES],
-        captured=ran.profile.captured[:SHOWN],
+        captured=ran.profile.program.captured[:SHOWN],
         leaks=observation.leaks,
         moves=tuple(
             Lost(move.before.path, str(move.before.type), str(move.after.type) if move.after else "")
@@ -120,7 +119,7 @@ def evidence(ran: Ran, bound: Bound | None) -> Evidence:
 def reusable(ran: Ran) -> tuple[str, ...]:
     """Inputs of a jit that were not donated, and whose type an output of the call has."""
     subject, donated = ran.call.subject, {move.before.path for move in ran.observation.moves}
-    types = {describe(leaf) for leaf in ran.profile.out}
+    types = {describe(leaf) for leaf in ran.profile.output.types}
     inputs = zip(subject.input_names, subject.inputs, strict=False)
     return tuple(name for name, leaf in inputs if name not in donated and describe(leaf) in types)
 
@@ -143,11 +142,12 @@ def of_holding(ran: Ran) -> tuple[Note, ...]:
     if observation.dropped and observation.error is None:
         leak = observation.dropped[0]
         notes.append(Fact("left in merged", (leak.path,), leak.layer))
-    if ran.profile.inner_donations and any(layer.row.compiles for layer in nesting.layers):
-        notes.append(Fact("inner donations", count=ran.profile.inner_donations))
+    count = ran.profile.program.inner_donations
+    if count and any(layer.row.compiles for layer in nesting.layers):
+        notes.append(Fact("inner donations", count=count))
     if observation.still:
         notes.append(Fact("not moved", tuple(map(ran.call.subject.path, observation.still)), str(nesting)))
-    return (*notes, *notes_on_donation(nesting, observation.moves, observation.reused))
+    return tuple(notes)
 
 
 def of_targets(observation: Observation) -> Iterator[Fact]:
@@ -197,7 +197,7 @@ def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
     """What a ``vmap`` that raised was handed with an axis."""
     if not maps_written(ran.call.nesting) or isinstance(error, CheckError):
         return ()
-    subject, written = ran.call.subject, sorted(ran.profile.changed | ran.profile.restored, key=str)
+    subject, written = ran.call.subject, sorted(ran.profile.state.written, key=str)
     return (Mapped(MAPPING, (*map(subject.path, written), *subject.input_names)),)
 
 
@@ -236,19 +236,17 @@ def captured(call: Call, *, leaking: bool = False) -> tuple[Explanation, ...]:
 def facts_of(call: Call) -> CallFacts:
     """What is known of the call by now, whatever its nesting."""
     subject, settings = call.subject, call.settings
-    profile, un_nested = call.memo.profiles.get(call.key), call.memo.un_nested.get(call.key)
+    profile, un_nested = call.known.profile, call.known.un_nested
     running = tuple(row.name for row in rows_of(settings.invariants) if row.runs and subject.abstract)
     notes = [*call.originals.notes, *([Fact("abstract", running)] if running else [])]
-    notes += call.memo.notes.get(call.key, ())
+    notes += call.known.notes
     if profile is None:
         return CallFacts((*notes,), (), () if un_nested is None else (un_nested,))
-    if profile.untrained:
-        notes.append(Fact("untrained", tuple(map(subject.path, profile.untrained)), subject.name))
-    if call.compares_values and profile.equations > MOST_EQUATIONS:
-        notes.append(Fact("many equations", of=subject.name, count=profile.equations))
-    donates = "donation" in settings.invariants and settings.donate != "none"
-    if profile.in_one_array and donates:
-        first = tuple(map(subject.path, profile.in_one_array[0]))
-        notes.append(Fact("in one array", first, subject.name, len(profile.in_one_array)))
-    added = tuple(map(subject.path, profile.added))
+    if profile.training.untrained:
+        notes.append(Fact("untrained", tuple(map(subject.path, profile.training.untrained)), subject.name))
+    if settings.compares_values and profile.program.equations > MOST_EQUATIONS:
+        notes.append(Fact("many equations", of=subject.name, count=profile.program.equations))
+    if (pairs := profile.state.in_one_array) and settings.asserts_donation:
+        notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
+    added = tuple(map(subject.path, profile.state.added))
     return CallFacts((*notes,), added, () if un_nested is None else (un_nested,))

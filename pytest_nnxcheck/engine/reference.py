@@ -6,6 +6,7 @@ first, second, ... of one trajectory: elements of a ``vmap`` start from equal st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +75,7 @@ EAGER: dict[str, Callable[[Program, Program, int], Program]] = {
 """The eager calls that a transform stands for, by `Transform.means`."""
 
 MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
+"""The same by the name of the transform."""
 
 
 def separate(state: Any) -> Any:
@@ -136,49 +138,43 @@ AS_IT_IS = Start()
 class Evaluated:
     """What was found out of one call: its trajectories, by where they start."""
 
+    jits: bool = True
+    """Whether the jits inside the call are on."""
+    held: Any = None
+    """What its key names by identity: held, so that no id is used again."""
     trajectories: dict[Start, Trajectory] = field(default_factory=dict)
 
     def effect(self, subject: Subject, meaning: Meaning, start: Start = AS_IT_IS) -> Effect:
         """What the calls of a meaning do, made on a copy; whatever else they touch is put back."""
         calls = calls_of(meaning)
         if start not in self.trajectories or not self.trajectories[start].covers(calls):
-            self.trajectories[start] = follow(subject, start, calls)
+            with contextlib.nullcontext() if self.jits else jax.disable_jit():
+                self.trajectories[start] = follow(subject, start, calls)
         return self.trajectories[start].effect(meaning)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the same calls do without the nesting; what they do from another start is found out once it is asked for."""
+    """What the same calls do without the nesting, or an un-nested call without its jits."""
 
     meaning: Meaning
     wanted: Effect
     evaluated: Evaluated
 
-    def from_start(self, subject: Subject, start: Start) -> Effect:
-        """What the same calls do from another start."""
-        return self.evaluated.effect(subject, self.meaning, start)
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceWithoutJit(Reference):
-    """What a call does with its jits off, from any start."""
-
-    def from_start(self, subject: Subject, start: Start) -> Effect:
-        """What the call does from another start."""
-        with jax.disable_jit():
-            return super(ReferenceWithoutJit, self).from_start(subject, start)  # slots make another class of this one
-
     @classmethod
-    def of(cls, subject: Subject) -> ReferenceWithoutJit:
+    def of(cls, subject: Subject, meaning: Meaning, evaluated: Evaluated) -> Reference:
         """The reference of one call."""
-        evaluated = Evaluated()
-        with jax.disable_jit():
-            return cls((), evaluated.effect(subject, ()), evaluated)
+        return cls(meaning, evaluated.effect(subject, meaning), evaluated)
+
+    def from_start(self, subject: Subject, start: Start) -> Effect:
+        """What the same calls do from another start, found out once it is asked for."""
+        return self.evaluated.effect(subject, self.meaning, start)
 
 
 def assembled(meaning: Meaning, returned: Any, before: Facts, last: Step) -> Effect:
     """The effect of calls that returned this, of which one was the last."""
     after, names = last.after, last.structure.names
+    # What the calls left in place is in the state that the other run starts from as well: its old value need not be kept.
     kept = {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED}
     output = un_nested(meaning, returned)
     return Effect(returned, names_of(meaning, names), output, last.structure, Facts(kept, {}), after)

@@ -14,19 +14,19 @@ from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import as_array
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.staging import StagedJit, quick_compiles, whole_stacks
-from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import Memory
+from pytest_nnxcheck.engine.compiled import Program, measured, with_addresses
 from pytest_nnxcheck.engine.on_targets import OnTargets
-from pytest_nnxcheck.engine.root import Program, Root, measured, with_addresses, with_copies
 from pytest_nnxcheck.engine.stage import stage, unmoved
-from pytest_nnxcheck.subject.leaks import leak, places_in, plain_leaves
+from pytest_nnxcheck.invariants.donation import lost_leaves
+from pytest_nnxcheck.subject.leaks import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
-from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.root import Root
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
@@ -34,6 +34,7 @@ from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 UNUSABLE = "Some donated buffers were not usable"
+"""How jax begins its warning of donation that XLA cannot use."""
 
 
 def observe(
@@ -48,15 +49,13 @@ def observe(
     originals: Walk | None = None,
     copies: bool = False,
 ) -> Observation:
-    """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
+    """Run the program of a nesting that can take the call on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
 
     ``originals`` is a walk of what the call was handed that found no tracers. The copies of the state in the program are measured if ``copies``
     are asked for, and it is compiled for ``targets`` as well.
     """
     subject = subject.for_run()
     state = subject.fresh()
-    if misfit := unfit(subject, profile, nesting):
-        return Observation(nesting, state, error=Unfit(misfit))
     roots = subject.roots(state)
     guards = Guards(subject, (originals and originals.extended(roots)) or walk(roots))
     root = Root(subject, profile, nesting, donate)
@@ -67,10 +66,10 @@ def observe(
         return ended(subject, nesting, guards, state, output, staged.error, staged.leaks)
     shared = programs or SharedPrograms(on=False)
     compiled: list[Program] = []
+    parameters = root.parameters()
 
     def execute(staged: StagedJit) -> Any:
-        program = measured(root, staged, shared, alone=alone)
-        program = with_copies(program, root, shared) if copies else program
+        program = measured(root, parameters, staged, shared, alone=alone, copies=copies)
         program = program if targets is None else replace(program, targets=targets.all(program))
         compiled.append(with_addresses(program) if subject.abstract else program)
         return compiled[-1].outputs if subject.abstract else staged.run(program.compiled)
@@ -82,9 +81,9 @@ def observe(
     given = [read_leaf(*leaf) for leaf in root.donated(went_in, inputs)]
     returned, error = run(nested, state, inputs)
     program = compiled[-1] if compiled else None
-    output = None
+    output, successors = None, {}
     if error is None:
-        output = un_nest(nesting, returned)
+        output, successors = un_nest(nesting, returned), root.new_values(returned)
         subject.output_tree.arrays = output
     tracers = subject.tracers(state, guards.earlier)
     if not tracers and program is not None and subject.abstract and program.traced.hoisted:
@@ -100,7 +99,7 @@ def observe(
             compiled=program.compiled.program,
             targets=program.targets,
         )
-    return seen if error or tracers else with_arrays(seen, root, program, went_in, inputs, given)
+    return seen if error or tracers else with_arrays(seen, root, program, went_in, inputs, given, successors)
 
 
 def ended(
@@ -148,8 +147,12 @@ def with_arrays(
     went_in: dict[Path, Any],
     inputs: tuple[Any, ...],
     given: list[Leaf],
+    successors: dict[str, tuple[str, Any]],
 ) -> Observation:
-    """The observation of a nesting that ran well, with what became of the arrays that it was handed; ``given`` are those that it donates."""
+    """The observation of a nesting that ran well, with what became of the arrays that it was handed.
+
+    ``given`` are those that it donates, ``successors`` the outputs that are new values of inputs.
+    """
     came_out = dict(graph.raw_leaves(seen.state))
     if not seen.abstract:
         seen = replace(seen, still=unmoved(root.profile, went_in, came_out))
@@ -160,12 +163,14 @@ def with_arrays(
     if seen.abstract:
         given = [program.leaf(*leaf) for leaf in root.donated(went_in, inputs)]
     after = {(name := root.subject.path(path)): program.leaf(name, value) for path, value in came_out.items()}
-    after |= {donated: program.leaf(*new) for donated, new in root.new_values(seen.returned).items()}
-    # A Variable may hold a tree: what came back in that took a buffer as well.
-    arrays = [*jax.tree.leaves([*came_out.values(), seen.returned]), *plain_leaves(seen.state)]
+    after |= {donated: program.leaf(*new) for donated, new in successors.items()}
+    # A Variable may hold a tree, and a module plain values: what came back in those took a buffer as well.
+    attributes = [value for _, value in graph.attributes(seen.state)]
+    arrays = jax.tree.leaves([*came_out.values(), seen.returned, *attributes])
     returned = [program.leaf("", array) for array in arrays if isinstance(array, jax.Array | jax.ShapeDtypeStruct)]
     reused = frozenset(pointer for leaf in returned for pointer in leaf.pointers)
-    return replace(seen, reused=reused, moves=tuple(Move(leaf, after.get(leaf.path)) for leaf in given))
+    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given)
+    return replace(seen, moves=moves, lost=lost_leaves(moves, reused))
 
 
 def donated_inside(
@@ -216,7 +221,11 @@ def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, l
     root, state = Root(subject, profile, nesting, donate), subject.fresh()
     found: list[Memory] = []
     with subject.undone(state):
-        stopping(root, lambda staged: found.append(measured(root, staged, SharedPrograms()).memory), length)(state)
+        stopping(
+            root,
+            lambda staged: found.append(measured(root, root.parameters(), staged, SharedPrograms()).memory),
+            length,
+        )(state)
     return found[0] if found else None
 
 

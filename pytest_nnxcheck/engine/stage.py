@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,18 +17,17 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, staging
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
-from pytest_nnxcheck.compat.graph import raw_leaves, taken_for_arrays
+from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.facts import Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.subject import uncomputed
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
+from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, holds_beside, walk
 
@@ -114,6 +113,33 @@ def stage(
 # --- in place of a run
 
 
+@dataclass(slots=True)
+class Values:
+    """Which values of nestings that are only traced a test has, and needs."""
+
+    needed: bool = False
+    """Whether the test reads values, so that they have to be computed."""
+    stand_ins: dict[int, Any] = field(default_factory=dict)
+    """The arrays without values that the present example was handed, by their identity."""
+
+    def computed(self, array: Any) -> bool:
+        """Whether an array is none of the stand-ins."""
+        return id(array) not in self.stand_ins
+
+    def lack(self, subject: Subject) -> bool:
+        """Whether something that the call is handed has no value."""
+        if not self.stand_ins:
+            return False
+        held = [*raw_leaves(subject.state), *attributes(subject.state)]
+        arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
+        return not all(map(self.computed, arrays))
+
+    def require(self, subject: Subject) -> None:
+        """What the call is handed must have values. Raises `uncomputed.ValuesNeeded`."""
+        if self.lack(subject):
+            raise uncomputed.ValuesNeeded
+
+
 def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:
     """Whether a trace of the nesting can tell that it holds: not where values, the runtime, or donation inside the call may break it."""
     runs = (
@@ -123,14 +149,21 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
     )
     return not (
         runs
+        # The memory and the donation of a jit outside are those of its compiled program.
         or (nesting.layers and nesting.layers[0].row.compiles)
+        # The trace is that of a jit of ours, which the call need not stand where the test leaves jit out.
         or JIT not in settings.transforms
+        # Without values nothing is run anyway: `run.observe` judges the trace.
         or subject.abstract
-        or facts.calls_back
-        or facts.inner_donations
+        # Code of the user's, and a donation, take place when the program runs, and not in a trace.
+        or facts.program.calls_back
+        or facts.program.inner_donations
+        # What moves between devices, the runtime decides.
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
+        # Options such as `jax_debug_nans` look at values.
         or staging.checks_values()
+        # Two plain calls have no transform of which a trace could show that it holds.
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
 
@@ -144,7 +177,7 @@ def is_small(subject: Subject, facts: Profile, values: Values) -> bool:
 
     Not where it is handed stand-ins: their values would have to be computed first.
     """
-    return facts.operations <= FEW and not values.lack(subject)
+    return facts.program.operations <= FEW and not values.lack(subject)
 
 
 def observe(
@@ -178,7 +211,7 @@ def observe(
 
 def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Path, Any]) -> tuple[Path, ...]:
     """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
-    same = (path for path in profile.changed if path in went_in and went_in[path] is came_out.get(path))
+    same = (path for path in profile.state.changed if path in went_in and went_in[path] is came_out.get(path))
     return tuple(sorted(same, key=str))
 
 

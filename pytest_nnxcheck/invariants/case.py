@@ -9,13 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.facts import Advice, InnerDonation, Leak, Move, NestedCall
+from pytest_nnxcheck.core.facts import Advice, CallProgram, InnerDonation, Leaf, Leak, Move, NestedCall, Pairs
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import Finding, JitTracedAgain, NotFinite, TypeMoved, ValueDiffers, Violation
-from pytest_nnxcheck.core.peak import NO_COPIES, Bound, Captured, Copies, Memory, OnTarget
-
-Pairs = tuple[tuple[str, str], ...]
+from pytest_nnxcheck.core.peak import NO_COPIES, Bound, Copies, Memory, OnTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,8 @@ class Donation:
     """What became of donated arrays: of those that the generated jit donates, or of those of jits inside the un-nested call."""
 
     moves: tuple[Move, ...] = ()
-    reused: frozenset[int] = frozenset()
-    """The pointers of all that came back."""
+    lost: tuple[Leaf, ...] = ()
+    """The donated leaves to name for the buffers that were lost."""
     shared: Pairs = ()
     """Pairs of leaves of the user's own objects in one buffer."""
     views: Pairs = ()
@@ -73,15 +71,10 @@ class Program:
     state: int = 0
     """Bytes of one copy of the state."""
     devices: int = 1
-    writes_back: bool = False
-    """Whether a scan of the call hands out its stacked inputs as they were."""
-    remat_in_scan: bool = False
+    of_call: CallProgram = field(default_factory=CallProgram)
+    """What the un-nested call does itself."""
     updates_can_be_off: bool = False
     """Whether the remat of the installed flax can leave the updates of the state out."""
-    branches: bool = False
-    """Whether the call has a conditional."""
-    captured: tuple[Captured, ...] = ()
-    """The arrays that the call captures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def of_program(case: Case) -> tuple[Finding, ...]:
     return (
         *(finding for one, two in call.shared if (finding := sharing(one, two, call))),
         *(ViewedBuffer(leaf, holder=holder) for holder, leaf in call.views if leaf in after),
-        *(lost_buffer(leaf, after[leaf.path], case) for leaf in lost_leaves(call.moves, call.reused)),
+        *(lost_buffer(leaf, after[leaf.path], case) for leaf in call.lost),
         *map(UpdateDropped, call.dropped),
     )
 
@@ -169,10 +169,10 @@ def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: A
 # --- what is worth telling of leaves that lost nothing
 
 
-def notes(nesting: Nesting, donated: Sequence[Move], reused: AbstractSet[int]) -> tuple[Note, ...]:
-    """What became of donated leaves that lost nothing, and is worth telling all the same."""
-    lost = {leaf.path for leaf in lost_leaves(donated, reused)}
-    moves = [(move.before, move.after) for move in donated if move.after and move.before.path not in lost]
+def notes(nesting: Nesting, donated: Sequence[Move], lost: Sequence[Leaf]) -> tuple[Note, ...]:
+    """What became of donated leaves that are not among those that ``lost`` their buffer, and is worth telling all the same."""
+    named = {leaf.path for leaf in lost}
+    moves = [(move.before, move.after) for move in donated if move.after and move.before.path not in named]
     old = {pointer for move in donated for pointer in move.before.pointers}
     kept = [(before, after) for before, after in moves if before.path == after.path and before.type == after.type]
     facts = (

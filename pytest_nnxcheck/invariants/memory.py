@@ -64,7 +64,7 @@ def captures(program: Program, nesting: Nesting) -> bool:
 
 def captured_bytes(program: Program) -> int:
     """Those of all arrays that the call captures."""
-    return sum(constant.bytes for constant in program.captured)
+    return sum(constant.bytes for constant in program.of_call.captured)
 
 
 def cause(program: Program, nesting: Nesting) -> PeakCause:
@@ -72,15 +72,15 @@ def cause(program: Program, nesting: Nesting) -> PeakCause:
     returned as well, a branch that a vmap maps.
     """
     copies, least = program.copies, least_copy(program.state)
-    if program.writes_back and copies.handed_back >= least:
-        if not program.remat_in_scan:
+    if program.of_call.writes_back and copies.handed_back >= least:
+        if not program.of_call.remat_in_scan:
             return "scan writes back"
         return "scan writes back, remat" if program.updates_can_be_off else "scan writes back, checkpoint"
     if captures(program, nesting):
         return captured_cause(program)
     if copies.returned >= least:
         return "returned"
-    return "mapped branch" if program.branches and broadcasts_for_map(program, nesting) else ""
+    return "mapped branch" if program.of_call.branches and broadcasts_for_map(program, nesting) else ""
 
 
 def broadcasts_for_map(program: Program, nesting: Nesting) -> bool:
@@ -94,4 +94,6 @@ def broadcasts_for_map(program: Program, nesting: Nesting) -> bool:
 
 def captured_cause(program: Program) -> PeakCause:
     """Whether the user's code keeps one of the captured constants, or the call made them all itself."""
-    return "captured constant" if any(constant.name for constant in program.captured) else "constant of the call"
+    return (
+        "captured constant" if any(constant.name for constant in program.of_call.captured) else "constant of the call"
+    )

@@ -10,11 +10,11 @@ from typing import Any
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.engine.root import Root
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
 from pytest_nnxcheck.transforms.compose import donated_inputs
+from pytest_nnxcheck.transforms.root import Root
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Call:
     @property
     def opened(self) -> dict[str, Any]:
         """Classes that jax cannot take apart, with their fields that hold state."""
-        return fields_by_class([value for _, value in self.subject.opened]) | dict(self.profile.opened)
+        return fields_by_class([value for _, value in self.subject.opened]) | dict(self.profile.output.opened)
 
     @property
     def root(self) -> Root:
@@ -68,7 +68,7 @@ class Call:
         """
         subject, profile = self.subject, self.profile
         arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
-        one_array = profile.plain and profile.out_names == ("",)
+        one_array = profile.output.plain and profile.output.names == ("",)
         if not (self.alone and arrays_alone and subject.input_names and one_array):
             return ""
         parameters = inspect.signature(subject.function).parameters.values()

@@ -54,7 +54,7 @@ def apart(call: Call) -> Iterator[str]:
         yield f"program = lambda state, *inputs: ({call.whole}(state, *inputs),)"
         return
     given = "unwrapped(subject, args, kwargs)" if subject.partial else "(subject, args, kwargs)"
-    pack = "arrays_of" if profile.plain or (profile is UNKNOWN and call.nesting.layers) else "parts_of"
+    pack = "arrays_of" if profile.output.plain or (profile is UNKNOWN and call.nesting.layers) else "parts_of"
     if call.opened:
         given, pack = f"opened({given})", "emptied"
     names = subject.names if isinstance(subject.state, Nodes) else None
@@ -115,12 +115,12 @@ def plan_of(call: Call, index: int, looks: Looks) -> SimpleNamespace:
     """The fields of a layer's `Plan`, each as text."""
     profile, inner = call.profile, call.nesting.layers[index + 1 :]
     return SimpleNamespace(
-        changed=among(profile.changed),
-        written=among(profile.changed | profile.restored),
+        changed=among(profile.state.changed),
+        written=among(profile.state.written),
         subject="call",
         element=f"lambda leaf: leaf[{(0,) * sum(bool(layer.row.axis) for layer in inner)!r}]",
         empty=f"lambda: {zeros(output_shapes(inner, profile, call.subject.inputs))}",
-        parameters=among(profile.parameters),
+        parameters=among(profile.training.parameters),
         jit=f"lambda wrapper, f: {'wrapper(f)' if index else jit_text(call, looks)}",
         unchanged="lambda state: contextlib.nullcontext()",
         graph_updates=call.flags[1],

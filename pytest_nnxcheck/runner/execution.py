@@ -20,9 +20,10 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Liste
 from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
+from pytest_nnxcheck.engine.stage import Values
 from pytest_nnxcheck.reporting import report, tally, violations
 from pytest_nnxcheck.runner.errors import passes_through
-from pytest_nnxcheck.subject import uncomputed
+from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.memo import Memo
@@ -263,7 +264,7 @@ class Executor:
 
     def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
         self.memo.run_of(body)
-        example = Example(self.memo, uncomputed.Values(self.values_needed))
+        example = Example(self.memo, Values(self.values_needed))
         execution = Execution(self, example, nesting, settings)
         self.publish(BodyStarted(body))
         with _running(execution), example:
@@ -290,7 +291,7 @@ class Executor:
         else:
             execution.end()
 
-    def _require_values(self, values: uncomputed.Values, error: BaseException | None) -> None:
+    def _require_values(self, values: Values, error: BaseException | None) -> None:
         """Raise `ValuesNeeded` if the body read a stand-in for a value, or got a stand-in and raised an exception of its own."""
         if values.needed or not values.stand_ins or isinstance(error, InvariantViolation):
             return

@@ -42,16 +42,12 @@ def abstract_state(state: Any) -> Any:
     """
     mesh = meshes.active_mesh()
     if mesh is None:
-        return jax.tree.map(abstract_variable, state, is_leaf=is_variable)
+        return jax.tree.map(abstract_variable, state, is_leaf=variables.is_variable)
     return jax.tree.map(abstract_leaf, state, meshes.annotated(state, mesh))
 
 
-def is_variable(leaf: Any) -> bool:
-    return variables.kind_of(type(leaf)) == "variable"
-
-
 def abstract_variable(leaf: Any) -> Any:
-    return jax.tree.map(abstract_leaf, leaf) if is_variable(leaf) else leaf
+    return jax.tree.map(abstract_leaf, leaf) if variables.is_variable(leaf) else leaf
 
 
 def on_devices(sharding: Any) -> Any:

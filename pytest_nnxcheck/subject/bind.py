@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs
 from pytest_nnxcheck.subject.subject import (
     Nodes,
     OutputTree,
-    Place,
+    Source,
     Subject,
     flatten_output,
     function_name,
@@ -33,7 +34,7 @@ from pytest_nnxcheck.subject.subject import (
     spell,
 )
 from pytest_nnxcheck.walk.fingerprint import fingerprint
-from pytest_nnxcheck.xla.origins import labelled
+from pytest_nnxcheck.xla.origins import PROGRAM
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -71,7 +72,7 @@ class Parts:
     inputs: list[Any] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
     static: list[tuple[str, Any]] = field(default_factory=list)
-    places: list[Any] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)
 
     def file(self, label: str, leaf: Any) -> None:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
@@ -83,14 +84,14 @@ class Parts:
             self.values += [variable_value(variable) for _, variable in variables]
             name = node_name(self.nodes, label, leaf)
             self.labels.setdefault(name, label)
-            self.places.append(Place(node=name))
+            self.sources.append(Source(node=name))
         elif is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            self.places.append(Place(input=len(self.inputs)))
+            self.sources.append(Source(input=len(self.inputs)))
             self.inputs.append(leaf)
             self.input_names.append(label)
         else:
             refuse(label, leaf)
-            self.places.append(leaf)
+            self.sources.append(leaf)
             self.static.append((label, leaf))
 
 
@@ -180,22 +181,22 @@ def refuse_hijax(label: str, variables: list[tuple[Path, Any]]) -> None:
 
 def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts) -> Subject:
     """Put the parts of a call together as a program of state and inputs."""
-    nodes, places, inputs = parts.nodes, parts.places, parts.inputs
+    nodes, sources, inputs = parts.nodes, parts.sources, parts.inputs
     names = tuple(nodes)
     single = len(nodes) == 1 and isinstance(next(iter(nodes.values())), nnx.Module)
     state = nodes[names[0]] if single else Nodes(nodes)
     home = state
 
-    def fill(place: Any, state: Any, inputs: tuple[Any, ...]) -> Any:
-        if not isinstance(place, Place):
-            return place
-        if place.input is not None:
-            return inputs[place.input]
-        return state if single else getattr(state, str(place.node))
+    def fill(source: Any, state: Any, inputs: tuple[Any, ...]) -> Any:
+        if not isinstance(source, Source):
+            return source
+        if source.input is not None:
+            return inputs[source.input]
+        return state if single else getattr(state, str(source.node))
 
     def program_of(function: Callable[..., Any], tree: OutputTree) -> Callable[..., tuple[Any, ...]]:
         def program(state: Any, *inputs: Any) -> tuple[Any, ...]:
-            filled = jax.tree_util.tree_unflatten(treedef, [fill(place, state, inputs) for place in places])
+            filled = jax.tree_util.tree_unflatten(treedef, [fill(source, state, inputs) for source in sources])
             with plain_objects.filled(filled) as (args, kwargs):
                 output = function(*args, **kwargs)
                 arrays, tree.rebuild, tree.names = flatten_output(output, state, home)
@@ -229,3 +230,18 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         plain=parts.plain,
         partial=isinstance(subject, functools.partial) or inspect.ismethod(subject) or holds_arguments(subject),
     )
+
+
+def labelled(program: Callable[..., Any], function: Any) -> None:
+    """Rename the program of a subject's function, so that its frames can be told from those of other subjects."""
+    code = getattr(function, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
+    name = f"{PROGRAM}{getattr(function, '__qualname__', '')} at {where}"
+    program.__code__ = renamed(program.__code__, name)
+
+
+@functools.lru_cache(maxsize=256)
+def renamed(code: CodeType, name: str) -> CodeType:
+    """The same code under another name, and the same object for the same name."""
+    # Older jax keeps locations by code objects, which compare equal whatever their qualified names are.
+    return code.replace(co_name=name, co_qualname=name)

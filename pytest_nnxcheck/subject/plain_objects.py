@@ -30,7 +30,9 @@ DEEPEST = 6
 """Objects inside objects: a trainer, its state, the optimizer of that."""
 
 _OPEN = (types.SimpleNamespace, argparse.Namespace)
+"""Classes of the standard library whose instances are the user's data."""
 _NODE_PACKAGES = frozenset(("flax", "jax", "jaxlib"))
+"""Packages that take apart what is of their classes, and of classes made of these, themselves."""
 
 
 class _Same:
@@ -175,37 +177,26 @@ def _write(holder: Any, field: tuple[str, Any], value: Any) -> None:
         list.__setitem__(holder, name, value)
 
 
-class Filling:
-    """The objects of a call while they hold the values of the program."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-
-    def fill(self, tree: Any) -> Any:
-        """The tree as the user wrote it: opened objects themselves, holding the values they were filled with."""
-        return _map_opened(self._fill, tree)
-
-    def _fill(self, opened: Opened) -> Any:
-        for field, value in zip(opened.fields, opened.values, strict=True):
-            old, new = _read(opened.original, field), self.fill(value)
-            _write(opened.original, field, new)
-            self._undo.append(_undoing(opened.original, field, old, new))
-        return opened.original
-
-    def empty(self) -> None:
-        """Put back what the objects held, except where the call has put something else: that is an effect of the call."""
-        while self._undo:
-            self._undo.pop()()
-
-
 @contextmanager
 def filled(tree: Any) -> Iterator[Any]:
-    """The tree as the user wrote it, for as long as a call takes."""
-    filling = Filling()
+    """The tree as the user wrote it, for as long as a call takes: opened objects themselves, holding the values that they were filled with.
+
+    Then they get back what they held, except where the call has put something else: that is an effect of the call.
+    """
+    undo: list[Callable[[], None]] = []
+
+    def fill(opened: Opened) -> Any:
+        for field, value in zip(opened.fields, opened.values, strict=True):
+            old, new = _read(opened.original, field), _map_opened(fill, value)
+            _write(opened.original, field, new)
+            undo.append(_undoing(opened.original, field, old, new))
+        return opened.original
+
     try:
-        yield filling.fill(tree)
+        yield _map_opened(fill, tree)
     finally:
-        filling.empty()
+        while undo:
+            undo.pop()()
 
 
 def _undoing(holder: Any, field: tuple[str, Any], old: Any, new: Any) -> Callable[[], None]:

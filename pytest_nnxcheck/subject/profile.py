@@ -5,26 +5,21 @@ Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
-from pytest_nnxcheck.compat.sharding import in_type
-from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
-from pytest_nnxcheck.core.facts import NO_WASTE, Path, Waste
-from pytest_nnxcheck.core.peak import Captured
+from pytest_nnxcheck.compat.variables import equation_line, variable_metadata
+from pytest_nnxcheck.core.facts import CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.jaxprs.captured import captured
-from pytest_nnxcheck.jaxprs.waste import waste
-from pytest_nnxcheck.subject.staging import on_arrays
+from pytest_nnxcheck.jaxprs.call_program import call_program
+from pytest_nnxcheck.subject.staging import Key, numbered, on_arrays
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.training import Training, training
 from pytest_nnxcheck.subject.write_back import statics
 from pytest_nnxcheck.walk.fingerprint import equal, show
 from pytest_nnxcheck.walk.raw_access import MISSING
@@ -32,41 +27,55 @@ from pytest_nnxcheck.walk.walk import holds_beside, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-Key = tuple[Path, int]
-"""One array of a state: the path of its Variable, and its number among the arrays of that."""
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the un-nested call returns."""
+
+    types: tuple[jax.ShapeDtypeStruct, ...] = ()
+    names: tuple[str, ...] = ()
+    """The places of its arrays in what the user's function returns."""
+    plain: bool = False
+    """Whether jax alone gives it its structure: arrays and numbers, in containers that jax knows."""
+    opened: tuple[tuple[str, Any], ...] = ()
+    """The classes of the objects in it that jax knows nothing of, with their fields."""
+    origins: tuple[frozenset[int], ...] = ()
+    """For each array the numbers of the inputs that go into it."""
+    handed_out: tuple[int | None, ...] = ()
+    """For each array the number of the input that it is as it came in."""
+    bytes: int = 0
+    """Those of whole arrays, on several devices too: only a compiled program shows how outputs are sharded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """Facts of the un-nested call. All sizes are bytes of one call on one device."""
+class Retyped:
+    """A leaf of the state that comes out with another type."""
 
-    # --- what it returns
-    out: tuple[jax.ShapeDtypeStruct, ...] = ()
-    """The types of its outputs."""
-    out_names: tuple[str, ...] = ()
-    """Their places in what the user's function returns."""
-    plain: bool = False
-    """Whether jax alone gives the output its structure: arrays and numbers, in containers that jax knows."""
-    opened: tuple[tuple[str, Any], ...] = ()
-    """The classes of the objects in the output that jax knows nothing of, with their fields."""
-    origins: tuple[frozenset[int], ...] = ()
-    """For each output the numbers of the inputs that go into it."""
-    handed_out: tuple[int | None, ...] = ()
-    """For each output the number of the input that it is as it came in."""
+    path: Path
+    before: str
+    """Its type, as the next field."""
+    after: str
+    line: str = ""
+    """The line at which it gets another dtype; empty where it keeps its dtype, or where no equation shows it."""
 
-    # --- what it does to the state
-    state_paths: tuple[Path, ...] = ()
-    """Every leaf of the state, in the order in which jax flattens it."""
+
+@dataclass(frozen=True, slots=True)
+class StateUse:
+    """What the un-nested call does to its state."""
+
+    paths: tuple[Path, ...] = ()
+    """Every leaf, in the order in which jax flattens the state."""
+    sizes: tuple[int, ...] = ()
+    """The bytes of each leaf on one device."""
     changed: frozenset[Path] = frozenset()
     """The leaves that come out with another value."""
+    changed_bytes: int = 0
+    """The bytes of their new values on one device."""
     added: tuple[Path, ...] = ()
     """The leaves that were not there before."""
     removed: tuple[Path, ...] = ()
     """The leaves that are gone."""
-    retyped: tuple[tuple[Path, str, str], ...] = ()
-    """The leaves that come out with another type: path, type before, type after."""
-    promoted: tuple[tuple[Path, str], ...] = ()
-    """The leaves that come out with another dtype, and the line at which each gets it."""
+    retyped: tuple[Retyped, ...] = ()
     relabelled: tuple[tuple[Path, str, str, str], ...] = ()
     """The metadata of Variables that it changes: path, name, value before, value after."""
     replaced: tuple[Path, ...] = ()
@@ -80,62 +89,40 @@ class Profile:
     restored: frozenset[Path] = frozenset()
     """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
 
-    # --- training
-    parameters: frozenset[Path] = frozenset()
-    """The leaves that ``grad`` differentiates by."""
-    gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
-    """The types of the gradients by them, in order."""
-    dropped: tuple[Path, ...] = ()
-    """The leaves of an optimizer whose update it throws away."""
-    untrained: tuple[Path, ...] = ()
-    """The leaves that its optimizers train, if it steps an optimizer and changes none of these leaves."""
-
-    # --- sizes
-    state_bytes: int = 0
-    changed_bytes: int = 0
-    restored_bytes: int = 0
-    input_bytes: int = 0
-    output_bytes: int = 0
-    """The bytes of whole outputs, on several devices too: only a compiled program shows how outputs are sharded."""
-    devices: int = 1
-    """The most devices that one of its arrays lies on."""
-
-    # --- its program
-    captured: tuple[Captured, ...] = ()
-    """The arrays that it captures, which a compiled program holds as constants."""
-    donated: tuple[bool | None, ...] = ()
-    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
-    inner_donations: int = 0
-    """How many arrays the jits inside donate."""
-    writes_back: bool = False
-    """Whether a scan hands out its stacked inputs as they were."""
-    remat_in_scan: bool = False
-    branches: bool = False
-    """Whether it has a conditional."""
-    calls_back: bool = False
-    """Whether it runs Python code, or may raise, while the program runs."""
-    waste: Waste = NO_WASTE
-    """What its own structure spends memory on."""
-    precision: float = 0.0
-    """The distance between one and the next number of the lowest floating type that it computes in."""
-    equations: int = 0
-    """How many equations it makes, each step of a scan counted."""
-    operations: int = 0
-    """How many different ones."""
+    @property
+    def written(self) -> frozenset[Path]:
+        """The leaves that it writes, whatever value they have then."""
+        return self.changed | self.restored
 
     @property
-    def copied_bytes(self) -> int:
-        """Bytes of one copy of the state; of the inputs, for a call in functional style that is handed arrays alone, an `nnx.State` among them."""
-        return self.state_bytes or self.input_bytes
+    def bytes(self) -> int:
+        """The bytes of all leaves on one device."""
+        return sum(self.sizes)
+
+    @property
+    def restored_bytes(self) -> int:
+        """The bytes of the restored leaves on one device."""
+        return sum(size for path, size in zip(self.paths, self.sizes, strict=True) if path in self.restored)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Facts of the un-nested call."""
+
+    output: Output = Output()
+    state: StateUse = StateUse()
+    training: Training = field(default_factory=Training)
+    program: CallProgram = field(default_factory=CallProgram)
+    input_bytes: int = 0
+    """The bytes of its inputs on one device."""
+    devices: int = 1
+    """The most devices that one of its arrays lies on."""
+    copied_bytes: int = 0
+    """The bytes of one copy of the state; of the inputs, for a call in functional style that is handed arrays alone, an `nnx.State` among them."""
 
 
 UNKNOWN = Profile()
 """The profile of a call that cannot be evaluated: enough for a plain jit."""
-
-
-def type_in_a_trace(leaf: Any) -> str:
-    """The type that a trace takes a leaf in with: a Python number has that of the array which jax makes of it."""
-    return describe(as_array(leaf) if isinstance(leaf, NUMBERS) else leaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +141,44 @@ class Structure:
         return cls(statics(module), found, metadata)
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One abstract evaluation of the un-nested call."""
+
+    jaxpr: Any
+    """A function of the leaves ``before`` and the inputs, whose results are ``out`` and the leaves ``after``."""
+    out: tuple[jax.ShapeDtypeStruct, ...]
+    before: dict[Key, Any]
+    after: dict[Key, Any]
+    sources: flow.Sources
+    origins: tuple[int, ...]
+    """For each of its outputs the arguments that go into it, as bits of a number."""
+    structures: tuple[Structure, Structure]
+    """Those of the module before and after the call."""
+    poisoned: bool
+    """Whether the call left tracers outside of the leaves."""
+    program: CallProgram
+
+
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
     subject = subject.for_run()
+    evaluation = evaluated(subject)
+    before, inputs = evaluation.before, subject.inputs
+    state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
+    return Profile(
+        output_of(subject, evaluation),
+        state,
+        training(subject, evaluation.jaxpr, before, evaluation.out, state.changed),
+        evaluation.program,
+        input_bytes=input_bytes,
+        copied_bytes=state.bytes or input_bytes,
+        devices=max(map(devices, [*before.values(), *inputs])),
+    )
+
+
+def evaluated(subject: Subject) -> Evaluation:
+    """Trace the un-nested call once, and read its program."""
     structures: list[Structure] = []
     poisoned: list[bool] = []
 
@@ -169,84 +191,85 @@ def profile(subject: Subject) -> Profile:
         return out, state
 
     function, (leaves, *inputs) = on_arrays(call, subject)
-    closed, (out, after) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
+    closed, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    known = facts_of_program(subject, closed, out, dict(numbered(leaves)), dict(numbered(after)))
-    before, behind = structures
-    return replace(
-        known,
-        out_names=subject.output_tree.names,
-        plain=subject.output_tree.plain,
-        opened=subject.output_tree.opened,
-        # A tracer among them is a leak, which a loop leaves as any other transform does.
-        relabelled=() if any(poisoned) else tuple(relabelled(before.metadata, behind.metadata)),
-        replaced=replaced(before.variables, behind.variables),
-        restructured=before.statics != behind.statics,
-    )
-
-
-def facts_of_program(
-    subject: Subject, closed: Any, out: tuple[Any, ...], before: dict[Key, Any], after: dict[Key, Any]
-) -> Profile:
-    """What the jaxpr of the un-nested call tells, whose arguments are the leaves ``before`` and the inputs, whose results ``out`` and the leaves ``after``."""
+    before, after = dict(numbered(leaves)), dict(numbered(new_leaves))
+    number_of = {key: number for number, key in enumerate(before)}
     jaxpr = staging.open_jaxpr(closed)
     sources = flow.sources(jaxpr)
-    number_of = {key: number for number, key in enumerate(before)}
-    output_of = {key: number for number, key in enumerate(after, len(out))}
-    moved = [key for key in after if key not in before or sources[output_of[key]] != number_of[key]]
-    paths = {path for path, _ in before}
-    changed = frozenset(path for path, _ in moved if path in paths)
-    written = [key for key in moved if key[0] in paths]
-    parameters = differentiable(subject, before)
-    types = {key: type_in_a_trace(leaf) for key, leaf in before.items()}
-    return Profile(
-        out=out,
-        origins=input_origins(jaxpr, len(out), len(subject.inputs)),
-        handed_out=tuple(
-            source - len(before) if source is not None and source >= len(before) else None
-            for source in sources[: len(out)]
+    results = {number_of[key]: result for result, key in enumerate(after, len(out)) if key in before}
+    rewritten = {number: result for number, result in results.items() if sources[result] != number}
+    return Evaluation(
+        jaxpr,
+        out,
+        before,
+        after,
+        sources,
+        origins=flow.origins(jaxpr)[: len(out)],
+        structures=(structures[0], structures[1]),
+        poisoned=any(poisoned),
+        program=call_program(closed, rewritten, walk(subject.roots(subject.state)).arrays),
+    )
+
+
+def output_of(subject: Subject, evaluation: Evaluation) -> Output:
+    """What the call returns."""
+    tree, leaves, inputs = subject.output_tree, len(evaluation.before), range(len(subject.inputs))
+    sources = evaluation.sources[: len(evaluation.out)]
+    return Output(
+        types=evaluation.out,
+        bytes=sum(map(nbytes, evaluation.out)),
+        names=tree.names,
+        plain=tree.plain,
+        opened=tree.opened,
+        origins=tuple(
+            frozenset(number for number in inputs if bits >> (leaves + number) & 1) for bits in evaluation.origins
         ),
-        # --- what it does to the state
-        state_paths=tuple(path for path, _ in before),
-        changed=changed,
+        handed_out=tuple(source - leaves if source is not None and source >= leaves else None for source in sources),
+    )
+
+
+def state_of(evaluation: Evaluation) -> StateUse:
+    """What the call does to its state."""
+    jaxpr, before, after = evaluation.jaxpr, evaluation.before, evaluation.after
+    outputs, (old, new) = len(evaluation.out), evaluation.structures
+    came_from = dict(zip(after, evaluation.sources[outputs:], strict=True))
+    number_of = {key: number for number, key in enumerate(before)}
+    moved = [key for key in after if key not in before or came_from[key] != number_of[key]]
+    paths = {path for path, _ in before}
+    written = [key for key in moved if key[0] in paths]
+    return StateUse(
+        paths=tuple(path for path, _ in before),
+        sizes=tuple(map(nbytes, before.values())),
+        changed=frozenset(path for path, _ in written),
+        changed_bytes=sum(nbytes(after[key], getattr(before.get(key), "sharding", None)) for key in written),
         added=tuple(sorted({path for path, _ in moved if path not in paths}, key=str)),
         removed=tuple(sorted(paths - {path for path, _ in after}, key=str)),
-        retyped=tuple(
-            (key[0], types[key], new) for key, leaf in after.items() if (new := describe(leaf)) != types.get(key, new)
-        ),
-        promoted=promoted(jaxpr, len(out), before, after),
-        unused=unused(jaxpr, len(out), before, after, moved),
-        in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[len(out) :]),
-        # --- training
-        parameters=parameters,
-        gradients=tuple(
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf))
-            for (path, _), leaf in before.items()
-            if path in parameters
-        ),
-        dropped=dropped_updates(subject, jaxpr, [path for path, _ in before], changed),
-        untrained=untrained(subject, changed, out),
-        # --- sizes
-        state_bytes=sum(map(nbytes, before.values())),
-        changed_bytes=sum(nbytes(after[key], getattr(before.get(key), "sharding", None)) for key in written),
-        input_bytes=sum(map(nbytes, subject.inputs)),
-        output_bytes=sum(map(nbytes, out)),
-        devices=max(map(devices, [*before.values(), *subject.inputs])),
-        # --- its program
-        captured=captured(closed, walk(subject.roots(subject.state)).arrays),
-        donated=flow.donated_to_jits(jaxpr),
-        inner_donations=flow.inner_donations(closed),
-        writes_back=flow.writes_back(closed),
-        remat_in_scan=flow.remat_in_scan(closed),
-        branches=flow.branches(closed),
-        calls_back=flow.calls_back(closed),
-        waste=waste(jaxpr, {number_of[key]: output_of[key] for key in after if key[0] in changed and key in before}),
-        precision=flow.lowest_precision(closed),
-        equations=flow.equations(closed),
-        operations=flow.operations(closed),
+        retyped=tuple(retyped(jaxpr, outputs, before, after)),
+        # A tracer among them is a leak, which a loop leaves as any other transform does.
+        relabelled=() if evaluation.poisoned else tuple(relabelled(old.metadata, new.metadata)),
+        replaced=replaced(old.variables, new.variables),
+        restructured=old.statics != new.statics,
+        unused=unused(jaxpr, outputs, before, after, moved),
+        in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[outputs:]),
     )
+
+
+def type_in_a_trace(leaf: Any) -> str:
+    """The type that a trace takes a leaf in with: a Python number has that of the array which jax makes of it."""
+    return describe(as_array(leaf) if isinstance(leaf, NUMBERS) else leaf)
+
+
+def retyped(jaxpr: Any, outputs: int, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> Iterator[Retyped]:
+    """The leaves that come back with another type; in the results of the jaxpr they follow the outputs."""
+    for number, (key, leaf) in enumerate(after.items(), outputs):
+        if key not in before or (old := type_in_a_trace(before[key])) == (new := describe(leaf)):
+            continue
+        dtype = getattr(before[key], "dtype", None)
+        eqn = flow.retyped_at(jaxpr, number, dtype) if dtype not in (None, getattr(leaf, "dtype", dtype)) else None
+        yield Retyped(key[0], old, new, equation_line(eqn) if eqn is not None else "")
 
 
 def unused(
@@ -282,84 +305,6 @@ def relabelled(
             if not equal(was, became, unknown=True):
                 shown, shown_after = ("nothing" if value is MISSING else show(value) for value in (was, became))
                 yield path, name, shown, shown_after
-
-
-def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:
-    """The numbers of the inputs that go into each output of the call; the leaves of the state come before them."""
-    first = len(jaxpr.invars) - inputs
-    return tuple(
-        frozenset(number for number in range(inputs) if bits >> (first + number) & 1)
-        for bits in flow.origins(jaxpr)[:outputs]
-    )
-
-
-def promoted(
-    jaxpr: Any, outputs: int, before: Mapping[Key, Any], after: Mapping[Key, Any]
-) -> tuple[tuple[Path, str], ...]:
-    """Path of each leaf that comes back with another dtype, and the line at which it gets it; its results follow the outputs."""
-    dtypes = {key: leaf.dtype for key, leaf in before.items() if hasattr(leaf, "dtype")}
-    lines = []
-    for number, (key, leaf) in enumerate(after.items(), outputs):
-        if key in dtypes and getattr(leaf, "dtype", dtypes[key]) != dtypes[key]:
-            eqn = flow.retyped_at(jaxpr, number, dtypes[key])
-            lines.append((key[0], equation_line(eqn) if eqn is not None else ""))
-    return tuple(lines)
-
-
-def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:
-    """Leaves of the optimizers, where the call updates a copy of one, and none that was handed in.
-
-    `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.
-    """
-    owned = [path for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)]
-    dropped: list[Path] = []
-    for owner in dict.fromkeys(map(tuple, owned)):
-        own = [path for path in paths if path[: len(owner)] == owner and path[len(owner)] in ("step", "opt_state")]
-        step = next((paths.index(path) for path in own if path[len(owner) :] == ("step",)), None)
-        if changed.intersection(own):
-            return ()
-        if step is not None and flow.counted_in_vain(jaxpr, step):
-            dropped += own
-    return tuple(dict.fromkeys(dropped))
-
-
-def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) -> tuple[Path, ...]:
-    """What the optimizers are to train, where the call steps one of them, and neither changes nor returns any of it: it trains a copy."""
-    optimizers = [
-        (tuple(path), node) for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)
-    ]
-    stepped = [node for path, node in optimizers if (*path, "step") in changed]
-    own = tuple((*path, name) for path, _ in optimizers for name in ("step", "opt_state"))
-    variables = dict(graph.variables(subject.state))
-    paths = {
-        path
-        for node in stepped
-        for path, _ in graph.flat_state(nnx.state(subject.state, getattr(node, "wrt", nnx.Param)))
-        if path in variables and not any(path[: len(start)] == start for start in own)
-    }
-    shapes = {getattr(variable_value(variables[path]), "shape", ()) for path in paths}
-    if paths & changed or shapes & {leaf.shape for leaf in out}:
-        return ()
-    return tuple(sorted(paths, key=str))
-
-
-def differentiable(subject: Subject, leaves: Mapping[Key, Any]) -> frozenset[Path]:
-    """The floating point `nnx.Param` of the state: what one trains."""
-    trained = {path for path, variable in graph.variables(subject.state) if isinstance(variable, nnx.Param)}
-    fixed = {
-        path
-        for (path, _), leaf in leaves.items()
-        if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))
-    }
-    return frozenset(path for path, _ in leaves if path in trained - fixed)
-
-
-def numbered(state: Any) -> Iterator[tuple[Key, Any]]:
-    """The leaves of a state, told apart where one Variable holds several arrays."""
-    seen: Counter[Path] = Counter()
-    for path, leaf in graph.flat_state(state):
-        yield (path, seen[path]), leaf
-        seen[path] += 1
 
 
 def devices(array: Any) -> int:

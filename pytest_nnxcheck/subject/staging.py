@@ -5,15 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes
+from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+Key = tuple[Path, int]
+"""One array of a state: the path of its Variable, and its number among the arrays of that."""
 
 
 def on_arrays(
@@ -69,3 +75,11 @@ def identifiers(labels: tuple[str, ...]) -> Iterator[str]:
             name, number = f"{plain}_{number}", number + 1
         seen.add(name)
         yield name
+
+
+def numbered(state: Any) -> Iterator[tuple[Key, Any]]:
+    """The leaves of a state, told apart where one Variable holds several arrays."""
+    seen: Counter[Path] = Counter()
+    for path, leaf in graph.flat_state(state):
+        yield (path, seen[path]), leaf
+        seen[path] += 1

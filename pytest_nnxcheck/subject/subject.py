@@ -37,7 +37,7 @@ class Nodes(nnx.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Source:
     """Where a leaf of the call's arguments comes from: a graph node by name, or an input by number."""
 
     node: str | None = None

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from pytest_nnxcheck.compat import flax_modes, graph, staging
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import array_type, nbytes
 from pytest_nnxcheck.core.facts import Advice, ArrayType, NotDonated, Path, Unused
 from pytest_nnxcheck.core.text import beginning
-from pytest_nnxcheck.subject.inner_jits import plain
-from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.profile import Profile, StateUse
 from pytest_nnxcheck.subject.subject import Nodes, Subject
+from pytest_nnxcheck.subject.traced_again import plain
 
 Typed = tuple[str, ArrayType]
 """Name and type of an array."""
@@ -30,8 +30,9 @@ def successors(subject: Subject, profile: Profile, donate: str) -> dict[int, int
     donated = {
         number: (subject.input_names[number], array_type(subject.inputs[number])) for number in subject.donated(donate)
     }
-    outputs = list(zip(profile.out_names, map(array_type, profile.out), strict=True)) if donated else []
-    return new_values(donated, outputs, profile.origins)
+    output = profile.output
+    outputs = list(zip(output.names, map(array_type, output.types), strict=True)) if donated else []
+    return new_values(donated, outputs, output.origins)
 
 
 def new_values(
@@ -93,17 +94,17 @@ def likeness(one: ArrayType, other: ArrayType) -> int:
 
 def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
     """What is wrong with the state that a call is handed, whatever its size."""
-    sizes = [nbytes(leaf) for _, leaf in graph.flat_state(flax_modes.split(subject.state)[1])]
-    used = {path for number, path in enumerate(profile.state_paths) if number not in profile.unused}
-    unused = [number for number, path in enumerate(profile.state_paths) if path not in used]
+    state = profile.state
+    used = {path for number, path in enumerate(state.paths) if number not in state.unused}
+    unused = [number for number, path in enumerate(state.paths) if path not in used]
     if unused:
         # Several objects are named one by one: nothing is the name of all.
         least = int(isinstance(subject.state, Nodes))
-        parts = whole_parts((profile.state_paths[number] for number in unused), used, least)
+        parts = whole_parts((state.paths[number] for number in unused), used, least)
         names = dict.fromkeys(map(subject.path, parts))
-        yield Unused(tuple(names), sum(sizes[number] for number in unused))
+        yield Unused(tuple(names), sum(state.sizes[number] for number in unused))
     if jit := staging.jitted(subject.function):
-        yield from not_donated(subject, profile, sizes, jit)
+        yield from not_donated(subject, profile, jit)
 
 
 def whole_parts(paths: Iterable[Path], others: Collection[Path], least: int) -> Iterator[Path]:
@@ -113,17 +114,17 @@ def whole_parts(paths: Iterable[Path], others: Collection[Path], least: int) -> 
         yield next((path[:length] for length in range(least, len(path)) if path[:length] not in shared), path)
 
 
-def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: str) -> Iterator[NotDonated]:
+def not_donated(subject: Subject, profile: Profile, jit: str) -> Iterator[NotDonated]:
     """State that the wrapped function, a jit, changes and does not donate. What gets another type has no use for its old buffer."""
-    names = [*map(subject.path, profile.state_paths), *subject.input_names]
-    every = [*sizes, *map(nbytes, subject.inputs)]
-    changed = {*changed_leaves(profile), *(len(sizes) + number for number in changed_inputs(subject, profile))}
+    names = [*map(subject.path, profile.state.paths), *subject.input_names]
+    every, leaves = [*profile.state.sizes, *map(nbytes, subject.inputs)], len(profile.state.paths)
+    changed = {*changed_leaves(profile.state), *(leaves + number for number in changed_inputs(subject, profile))}
     by_argument: Counter[str] = Counter()
     for number in sorted(changed):
-        if profile.donated[number] is False:
+        if profile.program.donated[number] is False:
             by_argument[root(names[number])] += every[number]
     if by_argument:
-        donated = {root(name) for name, given in zip(names, profile.donated, strict=False) if given}
+        donated = {root(name) for name, given in zip(names, profile.program.donated, strict=False) if given}
         function = plain(subject.function)
         code = getattr(function, "__code__", None)
         yield NotDonated(
@@ -136,23 +137,23 @@ def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: s
         )
 
 
-def changed_leaves(profile: Profile) -> Iterator[int]:
+def changed_leaves(state: StateUse) -> Iterator[int]:
     """The numbers of the leaves that come back with another value of the same type."""
-    moved = profile.changed - {path for path, *_ in profile.retyped} - {*profile.removed}
-    return (number for number, path in enumerate(profile.state_paths) if path in moved)
+    moved = state.changed - {leaf.path for leaf in state.retyped} - {*state.removed}
+    return (number for number, path in enumerate(state.paths) if path in moved)
 
 
 def changed_inputs(subject: Subject, profile: Profile) -> Iterator[int]:
     """The numbers of the inputs that are state, and come back with another value of the same type: arguments, an `nnx.State` say, whose every array an output of the same name follows."""
     new = successors(subject, profile, "all")
-    names = subject.input_names
+    names, outputs = subject.input_names, profile.output
     followed = {
-        number: output for number, output in new.items() if common(keys(names[number]), keys(profile.out_names[output]))
+        number: output for number, output in new.items() if common(keys(names[number]), keys(outputs.names[output]))
     }
     batches = {root(name) for number, name in enumerate(names) if number not in followed}
     for number, output in followed.items():
-        same_type = array_type(profile.out[output]) == array_type(subject.inputs[number])
-        if root(names[number]) not in batches and same_type and profile.handed_out[output] != number:
+        same_type = array_type(outputs.types[output]) == array_type(subject.inputs[number])
+        if root(names[number]) not in batches and same_type and outputs.handed_out[output] != number:
             yield number
 
 

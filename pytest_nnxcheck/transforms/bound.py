@@ -29,11 +29,11 @@ def expected_peak(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
     """
     elements = factor(nesting)
     resident = baseline.arguments + baseline.outputs - baseline.aliased + baseline.constants
-    output = profile.output_bytes + gradient_bytes(nesting, profile)
+    output = profile.output.bytes + gradient_bytes(nesting, profile)
     if profile.devices > 1:
-        output = max(baseline.outputs - profile.changed_bytes, 0)
+        output = max(baseline.outputs - profile.state.changed_bytes, 0)
     call = profile.input_bytes + output
-    written = profile.changed_bytes + profile.restored_bytes * maps_written(nesting)
+    written = profile.state.changed_bytes + (profile.state.restored_bytes if maps_written(nesting) else 0)
     return resident + (elements - 1) * call + kept(nesting) * (baseline.temporaries + call + written)
 
 
@@ -61,7 +61,7 @@ def kept(nesting: Nesting) -> int:
 
 def gradient_bytes(nesting: Nesting, profile: Profile) -> int:
     """Bytes of the gradients that one call returns: those of the parameters, or of the inputs where the module is captured."""
-    sizes = {True: profile.input_bytes, False: sum(map(nbytes, profile.gradients))}
+    sizes = {True: profile.input_bytes, False: sum(map(nbytes, profile.training.gradients))}
     return sum(sizes[layer.captures] for layer in nesting.layers if layer.row.pair == "gradients")
 
 
@@ -81,7 +81,7 @@ def whole_constants(observation: Observation, profile: Profile, baseline: Memory
     if observation.memory is None or profile.devices == 1 or not observation.nesting.captures:
         return 0
     captured = max(observation.memory.constants - baseline.constants, 0)
-    return min(captured, profile.devices * profile.state_bytes)
+    return min(captured, profile.devices * profile.state.bytes)
 
 
 def bound(observation: Observation, profile: Profile, baseline: Memory, budget: Budget | None) -> Bound:

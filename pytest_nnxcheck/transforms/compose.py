@@ -169,13 +169,13 @@ def make_plan(
     axes = sum(bool(layer.row.axis) for layer in inner)
     shapes = output_shapes(inner, profile, subject.inputs, length)
     return Plan(
-        changed=lambda path, _: tuple(path) in profile.changed,
-        written=lambda path, _: tuple(path) in profile.changed | profile.restored,
+        changed=lambda path, _: tuple(path) in profile.state.changed,
+        written=lambda path, _: tuple(path) in profile.state.written,
         subject=subject.program,
         element=lambda leaf: leaf[(0,) * axes],
         shapes=None if profile is UNKNOWN else shapes,
         empty=lambda: jax.tree.map(graph.zeros, shapes),
-        parameters=lambda path, _: tuple(path) in profile.parameters,
+        parameters=lambda path, _: tuple(path) in profile.training.parameters,
         jit=jit,
         unchanged=lambda state: guards.unchanged(layer, state),
         graph_updates=flax_modes.mode_flags()[1],
@@ -188,11 +188,11 @@ def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any
 
     Every scan and vmap adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
     """
-    shapes: Any = profile.out
+    shapes: Any = profile.output.types
     axes: tuple[int, ...] = ()
     for layer in reversed(layers):
         if layer.transform == CALL_FIRST:
-            shapes = (profile.out, shapes)
+            shapes = (profile.output.types, shapes)
         elif layer.row.pair == "gradients":
             shapes = (shapes, gradient_types(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
         elif layer.row.axis:
@@ -215,7 +215,7 @@ def gradient_types(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tup
     """The abstract gradients of a ``grad`` layer: by the parameters, or by the inputs where it captures the module."""
     if layer.captures:
         return tuple(leaf for leaf in inputs if jnp.issubdtype(leaf.dtype, jnp.inexact))
-    return profile.gradients
+    return profile.training.gradients
 
 
 def primal(layers: tuple[Layer, ...], out: Any) -> Any:

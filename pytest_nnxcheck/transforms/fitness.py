@@ -25,21 +25,23 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
     def of_leaf(kind: MisfitKind, path: Path, *types: str) -> Misfit:
         return Misfit(kind, subject.path(path), types=types, branches=layer.row.branches)
 
-    if layer.row.keeps_types and not layer.captures and profile.retyped:
+    state = profile.state
+    if layer.row.keeps_types and not layer.captures and state.retyped:
+        first = state.retyped[0]
         kind: MisfitKind = "retyped, twice" if layer.row.pair == "first call" else "retyped"
-        return of_leaf(kind, *profile.retyped[0])
+        return of_leaf(kind, first.path, first.before, first.after)
     carries = (layer.row.loop or layer.row.branches) and not layer.captures
     # A functional layer carries what the call writes, and no more.
-    relabelled = (leaf for leaf in profile.relabelled if layer.style == "argument" or leaf[0] in profile.changed)
+    relabelled = (leaf for leaf in state.relabelled if layer.style == "argument" or leaf[0] in state.changed)
     if carries and (leaf := next(relabelled, None)):
         return of_leaf("relabelled", *leaf)
-    if layer.style == "argument" and layer.row.fixes_state and profile.added:
-        return of_leaf("added", profile.added[0])
-    if layer.style == "argument" and layer.row.loop and profile.removed:
-        return of_leaf("removed", profile.removed[0])
-    if profile.replaced and str(layer) in graph.layers_that_keep_variables():
-        return of_leaf("replaced", profile.replaced[0])
-    if profile.restructured and str(layer) in graph.loops_that_compare():
+    if layer.style == "argument" and layer.row.fixes_state and state.added:
+        return of_leaf("added", state.added[0])
+    if layer.style == "argument" and layer.row.loop and state.removed:
+        return of_leaf("removed", state.removed[0])
+    if state.replaced and str(layer) in graph.layers_that_keep_variables():
+        return of_leaf("replaced", state.replaced[0])
+    if state.restructured and str(layer) in graph.loops_that_compare():
         return Misfit("attributes set")
     if layer.row.on_mesh and (parted := spread(subject)):
         return Misfit("sharded leaf", parted)

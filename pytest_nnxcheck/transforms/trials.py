@@ -12,8 +12,8 @@ from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.subject.profile import Profile, numbered
-from pytest_nnxcheck.subject.staging import on_arrays
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.staging import numbered, on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import stack
 from pytest_nnxcheck.transforms.gradients import inexact, summed
@@ -26,11 +26,11 @@ def no_gradient(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfi
     """Why the call has no gradient by its parameters, or by its inputs; `None` where it has one."""
     if by_inputs and not inexact(subject.inputs):
         return Misfit("no float input")
-    if not by_inputs and not profile.parameters:
+    if not by_inputs and not profile.training.parameters:
         return Misfit("no parameter")
 
     def gradient(module: Any, *inputs: Any) -> Any:
-        graphdef, *states = flax_modes.split(module, lambda path, _: tuple(path) in profile.parameters, ...)
+        graphdef, *states = flax_modes.split(module, lambda path, _: tuple(path) in profile.training.parameters, ...)
 
         def loss(parameters: Any, rest: Any, *inputs: Any) -> Any:
             return summed(subject.program(nnx.merge(graphdef, rebuild(parameters), rebuild(rest)), *inputs))
@@ -40,8 +40,7 @@ def no_gradient(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfi
 
     function, arguments = on_arrays(gradient, subject)
     try:
-        with subject.undone(subject.state):
-            jax.eval_shape(function, *arguments)
+        jax.eval_shape(function, *arguments)
     except Unfit as error:
         return error.misfit
     except jax.errors.UnexpectedTracerError:

@@ -1,1 +1,1 @@
-"""What a call did, as values by the names that users know, and how two of them compare."""
+"""What a call did, as values by the names that users know, how two of them compare, and what stands in for values that nothing computed."""

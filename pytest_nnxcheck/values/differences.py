@@ -22,6 +22,7 @@ from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Leaf
 from pytest_nnxcheck.walk.fingerprint import plain_text, plain_type
 
 SHOWN = 6
+"""Variables that notes name."""
 TIMES = 10
 """What a value may differ by, as a multiple of what the nudged starts move it by."""
 ROUNDINGS = 4

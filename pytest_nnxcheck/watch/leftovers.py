@@ -102,7 +102,7 @@ def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
         )
         leftovers.append((leaked.tracer, TracerLeft(leaked.path, leak=leak)))
     for path, node in seen.nodes:
-        if variables.kind_of(type(node)) == "variable":
+        if variables.is_variable(node):
             value = variables.variable_value(node)
             if not variables.is_tracer(value) and variables.is_pinned(node):
                 type_ = f"{variables.variable_kind(node)} {_type_of(value)}"

@@ -127,13 +127,13 @@ def state_among(arguments: Sequence[Any], roots: Iterable[Root]) -> dict[int, st
     A batch of the same type as a Variable is no state.
     """
     from pytest_nnxcheck.compat.arrays import nbytes
-    from pytest_nnxcheck.compat.variables import kind_of, variable_value
+    from pytest_nnxcheck.compat.variables import is_variable, variable_value
     from pytest_nnxcheck.walk.walk import walk
 
     if sum(map(nbytes, arguments)) < FLOOR:
         return {}
     nodes = walk(roots, MOST_OBJECTS).nodes
-    paths = {id(variable_value(node)): path for path, node in nodes if kind_of(type(node)) == "variable"}
+    paths = {id(variable_value(node)): path for path, node in nodes if is_variable(node)}
     return {number: paths[id(array)] for number, array in enumerate(arguments) if id(array) in paths}
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
-from typing import Any
 
 from pytest_nnxcheck.compat.primitives import REMATS
 from pytest_nnxcheck.compat.variables import is_library_file
@@ -38,32 +35,10 @@ CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
 
 MARK = "marked.<locals>.root"
+"""The name of the frame at which every stack inside the program of a jit ends: see `transforms.root.marked`."""
+
 PROGRAM = "program of "
-
-
-def marked(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that the jit of a program traces: every stack inside the program ends at the frame of the wrapper."""
-
-    @functools.wraps(f)
-    def root(*args: Any) -> Any:
-        return f(*args)
-
-    return root
-
-
-def labelled(program: Callable[..., Any], function: Any) -> None:
-    """Rename the program of a subject's function, so that its frames can be told from those of other subjects."""
-    code = getattr(function, "__code__", None)
-    where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
-    name = f"{PROGRAM}{getattr(function, '__qualname__', '')} at {where}"
-    program.__code__ = renamed(program.__code__, name)
-
-
-@functools.lru_cache(maxsize=256)
-def renamed(code: CodeType, name: str) -> CodeType:
-    """The same code under another name, and the same object for the same name."""
-    # Older jax keeps locations by code objects, which compare equal whatever their qualified names are.
-    return code.replace(co_name=name, co_qualname=name)
+"""How the frames of a subject's own program are called: see `subject.bind.labelled`."""
 
 
 def place(module: Module, instruction: Instruction) -> tuple[tuple[str, ...], str]:

@@ -189,9 +189,8 @@ def test_options_and_sessions_are_real(document):
     assert set(re.findall(r"nox -s '?(\w+)", text)) - sessions == set()
 
 
-@pytest.mark.parametrize("scope", ["check", "run"])
-def test_the_tables_of_settings_are_those_of_the_code(scope):
-    (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
+def table_of(scope):
+    """The table of a scope in docs/settings.md."""
     lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
     for name in names(scope):
         row = TABLE[name]
@@ -199,8 +198,13 @@ def test_the_tables_of_settings_are_those_of_the_code(scope):
         ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
         meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
         lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")
-    wanted = "\n".join([*lines, ""])
-    assert table == wanted, f"paste into docs/settings.md:\n{wanted}"
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("scope", ["check", "run"])
+def test_the_tables_of_settings_are_those_of_the_code(scope):
+    (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
+    assert table == table_of(scope), f"the table of docs/settings.md should be:\n{table_of(scope)}"
 
 
 def between(start: str, end: str) -> str:

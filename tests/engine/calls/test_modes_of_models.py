@@ -16,7 +16,7 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.invariants.case import Case, Donation
-from pytest_nnxcheck.invariants.donation import judge, notes
+from pytest_nnxcheck.invariants.donation import judge, lost_leaves, notes
 from pytest_nnxcheck.reporting.notes import texts
 
 ONES = jnp.ones((2, 4))
@@ -216,10 +216,11 @@ def test_one_output_excuses_one_leaf():
         return Leaf(path, ArrayType("float32", (4,)), None, pointers)
 
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
-    reused = frozenset({0, 10, 11, 12})
-    assert texts(notes(Nesting(), moves, reused)) == (
+    lost = lost_leaves(moves, frozenset({0, 10, 11, 12}))
+    assert texts(notes(Nesting(), moves, lost)) == (
         "a came back in a new buffer: an output of the call took a donated one",
     )
-    (violation,) = judge(Case(Nesting(), donation=Donation(moves, reused, changed=frozenset("abc")))).violations
+    (violation,) = judge(Case(Nesting(), donation=Donation(moves, lost, changed=frozenset("abc")))).violations
     assert [finding.path for finding in violation.findings] == ["b", "c"]
-    assert notes(Nesting(), moves, frozenset({10, 11, 12})) == ()
+    everything = lost_leaves(moves, frozenset({10, 11, 12}))
+    assert notes(Nesting(), moves, everything) == ()

@@ -10,8 +10,10 @@ from healthy import FLAX, numbers, rngs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine import stage
-from pytest_nnxcheck.subject import profile, uncomputed
+from pytest_nnxcheck.engine.stage import Values
+from pytest_nnxcheck.subject import profile
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.values import uncomputed
 
 looks_at_attributes = pytest.mark.skipif(FLAX < (0, 12), reason="flax before 0.12 refuses no array in a list")
 
@@ -124,20 +126,20 @@ def test_the_same_call_is_run_or_traced_whatever_was_compiled_before():
     for _ in range(2):
         subjects = [bind(model, (numbers((2, 3, 4)),), {}) for model in (linear, attention)]
         facts = [profile.profile(subject) for subject in subjects]
-        values = uncomputed.Values()
+        values = Values()
         assert [stage.is_small(*pair, values) for pair in zip(subjects, facts, strict=True)] == [True, False]
 
 
 def test_a_call_that_is_handed_a_stand_in_is_not_run_for_nothing():
     """As the body's second call, which gets what the first returned."""
-    values = uncomputed.Values()
+    values = Values()
     x = uncomputed.stand_in(
         jax.typeof(numbers((3, 4))) if hasattr(jax, "typeof") else jax.core.get_aval(numbers((3, 4))), []
     )
     values.stand_ins[id(x)] = x
     subject = bind(nnx.Linear(4, 4, rngs=rngs()), (x,), {})
     facts = profile.profile(bind(nnx.Linear(4, 4, rngs=rngs()), (numbers((3, 4)),), {}))
-    assert stage.is_small(subject, facts, uncomputed.Values())
+    assert stage.is_small(subject, facts, Values())
     assert not stage.is_small(subject, facts, values)
 
 
@@ -148,7 +150,7 @@ def test_a_layer_is_one_operation_however_often_it_is_called():
         return x
 
     once, often = (
-        profile.profile(bind(function, (nnx.Linear(4, 4, rngs=rngs()), numbers((3, 4))), {}))
+        profile.profile(bind(function, (nnx.Linear(4, 4, rngs=rngs()), numbers((3, 4))), {})).program
         for function in (lambda layer, x: layer(x), repeated)
     )
     assert often.equations == 5 * once.equations

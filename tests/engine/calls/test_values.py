@@ -21,7 +21,7 @@ from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine import stage
 from pytest_nnxcheck.runner import conclude, hypothesis_test
 from pytest_nnxcheck.runner.run import Run
-from pytest_nnxcheck.subject import uncomputed
+from pytest_nnxcheck.values import uncomputed
 
 STYLES = {"styles": "argument", "transforms": "jit,scan,vmap,remat,while_loop"}
 

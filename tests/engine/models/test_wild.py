@@ -21,9 +21,8 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.engine.check_call import check_call
-from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.example import Example, Values
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.subject.uncomputed import Values
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -57,7 +57,7 @@ def test_calls_with_the_arguments_of_one_body_are_made_once():
     kept = []
     for nesting in ("jit", "jit > remat"):
         run.example(Nesting.parse(nesting), same)
-        kept.append([*run.memo.profiles.values(), *run.memo.evaluated.values()])
+        kept.append([*(known.profile for known in run.memo.known.values()), *run.memo.evaluated.values()])
     assert len(kept[0]) == 2
     assert [id(each) for each in kept[0]] == [id(each) for each in kept[1]]
 

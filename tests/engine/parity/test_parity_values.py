@@ -16,7 +16,7 @@ from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck.compat import graph, staging, variables
 from pytest_nnxcheck.core.outcome import ValueDiffers
-from pytest_nnxcheck.engine.parity import may_be_fusion
+from pytest_nnxcheck.engine.comparison import may_be_fusion
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.transforms import wrappers
 

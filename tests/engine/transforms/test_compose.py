@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +16,10 @@ from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine.stage import Values
 from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.profile import UNKNOWN, profile
-from pytest_nnxcheck.subject.uncomputed import Values
+from pytest_nnxcheck.subject.profile import Output, Profile, profile
+from pytest_nnxcheck.subject.training import Training
 from pytest_nnxcheck.transforms.bound import factor
 from pytest_nnxcheck.transforms.compose import output_shapes, primal, stack_inputs, un_nest
 
@@ -87,7 +86,7 @@ def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nest
 def test_stacked_inputs_and_abstract_outputs_lose_their_axes_again(names):
     nesting = Nesting(tuple(map(Layer, names)))
     out, gradient = jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((7,), jnp.float32)
-    shapes = output_shapes(nesting.layers, replace(UNKNOWN, out=(out,), gradients=(gradient,)), ())
+    shapes = output_shapes(nesting.layers, Profile(Output((out,)), training=Training(gradients=(gradient,))), ())
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes)
     assert jax.tree.map(np.shape, un_nest(nesting, zeros)) == ((3,),)
     assert {leaf.shape[-1] for leaf in jax.tree.leaves(primal(nesting.layers, zeros))} == {3}

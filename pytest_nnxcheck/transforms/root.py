@@ -1,9 +1,10 @@
-"""The outermost jit: which arguments it gets and donates, and what its compiled program holds."""
+"""The outermost jit: which arguments it gets, and which of them it donates."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,12 +12,9 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import copied
-from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.staging import StagedJit
-from pytest_nnxcheck.core.facts import Leaf, Path
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.peak import Copies, Memory, OnTarget, Split
-from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -24,10 +22,6 @@ from pytest_nnxcheck.subject.use_of_state import successors
 from pytest_nnxcheck.transforms.compose import donated_inputs, own_output, stack_inputs
 from pytest_nnxcheck.transforms.layer import LENGTH
 from pytest_nnxcheck.transforms.mapping import on_mesh
-from pytest_nnxcheck.xla import buffers
-from pytest_nnxcheck.xla.hlo import aliases
-from pytest_nnxcheck.xla.origins import marked
-from pytest_nnxcheck.xla.pointers import read_leaf
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -93,7 +87,7 @@ class Root:
         if self.style is None or self.donate == "none":
             return leaves
         if self.takes_state:
-            every, changed = self.style == "argument", self.profile.changed
+            every, changed = self.style == "argument", self.profile.state.changed
             leaves = [(self.subject.path(path), value) for path, value in went_in.items() if every or path in changed]
         numbers = donated_inputs(self.subject, self.nesting, self.donate)
         return leaves + [(self.subject.input_names[number], inputs[number]) for number in numbers]
@@ -102,9 +96,9 @@ class Root:
         """Names of the program's flat state parameters, in order."""
         if not self.takes_state:
             return ()
-        paths: Iterable[Path] = self.profile.state_paths
+        paths: Iterable[Path] = self.profile.state.paths
         if self.style == "functional":
-            paths = sorted(paths, key=lambda path: path not in self.profile.changed)
+            paths = sorted(paths, key=lambda path: path not in self.profile.state.changed)
         elif not flax_modes.mode_flags()[0]:
             paths = graph.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
@@ -114,7 +108,7 @@ class Root:
         subject = self.subject
         own = jax.tree.leaves(own_output(self.nesting, output))
         given = donated_inputs(subject, self.nesting, self.donate)
-        outputs = [(f"output{name}", leaf) for name, leaf in zip(self.profile.out_names, own, strict=False)]
+        outputs = [(f"output{name}", leaf) for name, leaf in zip(self.profile.output.names, own, strict=False)]
         return {
             subject.input_names[number]: outputs[place]
             for number, place in successors(subject, self.profile, self.donate).items()
@@ -122,68 +116,11 @@ class Root:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The program of a jit at the root, compiled and read."""
+def marked(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that the jit of a program traces: every stack inside the program ends at the frame of the wrapper."""
 
-    staged: StagedJit
-    traced: TracedProgram
-    names: tuple[str, ...]
-    """The names of its flat parameters, as far as they are known."""
-    compiled: Compiled
-    memory: Memory
-    copies: Copies = field(default_factory=Copies)
-    targets: tuple[OnTarget, ...] = ()
-    outputs: Any = None
-    """The types of the outputs of an abstract program, each an object of its own."""
-    addresses: Mapping[int, int] = field(default_factory=dict)
-    """What takes the place of pointers for an abstract program: a number for each argument and output, by their identity.
+    @functools.wraps(f)
+    def root(*args: Any) -> Any:
+        return f(*args)
 
-    An output that XLA aliases with an argument has the number of that argument.
-    """
-
-    def leaf(self, path: str, array: Any) -> Leaf:
-        """A leaf with its pointers, or its address; empty arrays own no buffer."""
-        leaf = read_leaf(path, array)
-        has_address = id(array) in self.addresses and array.size > 0
-        return replace(leaf, pointers=(self.addresses[id(array)],)) if has_address else leaf
-
-
-def measured(root: Root, staged: StagedJit, programs: SharedPrograms, *, alone: bool = False) -> Program:
-    """Compile the program of a root, and read its memory; one of ``programs`` that has the same text, unless it is to be ``alone``."""
-    compiled, label = programs.compiled(staged.lowered, alone=alone), root.subject.label
-    if label not in compiled.read:
-        compiled.read[label] = buffers.read(compiled.program, subject=label)
-    parameters = root.parameters()
-    names = (*parameters, *root.subject.input_names)
-    traced = TracedProgram.of(staged, len(parameters))
-    return Program(staged, traced, names, compiled, compiled.read[label].with_names(names))
-
-
-def with_copies(program: Program, root: Root, programs: SharedPrograms) -> Program:
-    """The program with the copies of the state that it holds."""
-
-    def split_of(jitted: Any) -> Split:
-        return buffers.split_of(programs.program(jitted.lower(*program.traced.arguments)))
-
-    return replace(program, copies=copies_in(program.traced, program.memory, root.profile.copied_bytes, split_of))
-
-
-def with_addresses(program: Program) -> Program:
-    """The abstract program with its outputs, and what XLA's own aliasing tells of their buffers."""
-    compiled, parameters = program.compiled.program, program.traced.arguments
-    infos, treedef = jax.tree.flatten(program.staged.lowered.out_info)
-    shardings = jax.tree.leaves(compiled.output_shardings)
-    made = [
-        abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
-        for info, sharding in zip(infos, shardings, strict=True)
-    ]
-    outputs = jax.tree.unflatten(treedef, made)
-    module = staging.serialized_hlo_module(compiled)
-    if module is None:
-        return replace(program, outputs=outputs)
-    aliased = aliases(module)
-    # An output that is no parameter's has an address behind all of theirs.
-    numbers = [*range(len(parameters)), *(aliased.get(number, len(parameters) + number) for number in range(len(made)))]
-    addresses = {id(leaf): number + 1 for leaf, number in zip([*parameters, *made], numbers, strict=True)}
-    return replace(program, outputs=outputs, addresses=addresses)
+    return root

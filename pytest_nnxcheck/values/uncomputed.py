@@ -10,14 +10,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Self
-
-from pytest_nnxcheck.compat import graph
-
-if TYPE_CHECKING:
-    from pytest_nnxcheck.subject.subject import Subject
+from typing import Any, Self
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -75,35 +69,6 @@ def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
             data = jnp.zeros((*wanted.shape, *words.shape), words.dtype)
             return jax.random.wrap_key_data(data, impl=implementation)
     raise NoStandIn(f"no key of {wanted.dtype}")
-
-
-@dataclass(slots=True)
-class Values:
-    """Which values of nestings that are only traced a test has, and needs."""
-
-    needed: bool = False
-    """Whether the test reads values, so that they have to be computed."""
-    stand_ins: dict[int, Any] = field(default_factory=dict)
-    """The arrays without values that the present example was handed, by their identity."""
-
-    def computed(self, array: Any) -> bool:
-        """Whether an array is none of the stand-ins."""
-        return id(array) not in self.stand_ins
-
-    def lack(self, subject: Subject) -> bool:
-        """Whether something that the call is handed has no value."""
-        if not self.stand_ins:
-            return False
-        import jax
-
-        held = [*graph.raw_leaves(subject.state), *graph.attributes(subject.state)]
-        arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
-        return not all(map(self.computed, arrays))
-
-    def require(self, subject: Subject) -> None:
-        """What the call is handed must have values. Raises `ValuesNeeded`."""
-        if self.lack(subject):
-            raise ValuesNeeded
 
 
 def is_read(error: BaseException) -> bool:

@@ -30,8 +30,11 @@ DIRECTIONS = 8
 MOST_EQUATIONS = 100_000
 """Equations of the un-nested call that may be made one by one, without jit: a loop of many steps takes minutes."""
 THREEFRY = "threefry2x32"
+"""The only implementation of random numbers that draws the same for a key alone and for a key in a batch."""
 PARITY = ("parity",)
+"""The invariants that a note on a call that raises tells of."""
 AGAIN = Start(again=True)
+"""Tried before all nudged starts: where the very same calls give something else, those say nothing of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,9 @@ class Comparison:
         sides of zero. So there are several, in opposite directions.
         """
         different, nudged = every, list[Effect]()
-        for start in (AGAIN, *nudged_starts(self.facts.precision)):
+        precision = self.facts.program.precision
+        nudges = [Start(nudged=True, precision=precision, direction=direction) for direction in range(DIRECTIONS)]
+        for start in (AGAIN, *nudges):
             if not any(difference.rounding for difference in different):
                 break
             effect = self.reference.from_start(self.subject, start)
@@ -150,11 +155,6 @@ def note_on(kind: FactKind, every: Found, left: Found) -> tuple[Fact, ...]:
     paths = {difference.path for difference in left}
     names = tuple(difference.path for difference in every if difference.path not in paths)
     return (Fact(kind, names),) if names else ()
-
-
-def nudged_starts(precision: float) -> list[Start]:
-    """Starts a few roundings of the lowest precision away."""
-    return [Start(nudged=True, precision=precision, direction=direction) for direction in range(DIRECTIONS)]
 
 
 def effect_against(subject: Subject, observation: Observation, wanted: Effect) -> Effect:

@@ -1,0 +1,139 @@
+"""The user's own objects, looked at before they are copied: the copies share nothing, have no views, and may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.variables import is_pinned, is_tracing, variable_kind, variable_value
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import Leak, Pairs
+from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
+from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.subject.leaks import leak, places_in
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.write_back import compared_by_value
+from pytest_nnxcheck.walk.visit import MOST_OBJECTS, Found
+from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage
+from pytest_nnxcheck.xla.pointers import (
+    byte_ranges,
+    foreign_views,
+    in_mapped_files,
+    is_numpys_own,
+    read_leaf,
+    shared_buffers,
+    spans_of_process,
+)
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """What is known of the user's own objects."""
+
+    held: tuple[Leak, ...] = ()
+    """Tracers that they held before the call; nothing else is known of them then."""
+    walk: Walk | None = None
+    """The walk that found no tracers."""
+    split: tuple[Any, Any] = (None, None)
+    """The definition of the graph, and its leaves."""
+    compared_by_value: tuple[tuple[tuple[Any, ...], Any], ...] = ()
+    """(path, value) of the plain objects with arrays that jax compares with those of a second instance, most likely."""
+    shared: Pairs = ()
+    """Pairs of leaves in one buffer."""
+    views: Pairs = ()
+    """The holders of views, each with the leaf that it views."""
+    pinned: Pairs = ()
+    """Variables, path and type, that were made in a trace that has ended."""
+    mapped: InMappedFile | None = None
+    """The leaves that lie in a mapped file."""
+    notes: tuple[Note, ...] = ()
+    """Facts that are reported, not judged."""
+
+
+def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps: bool) -> Originals:
+    """Look at the user's own objects; ``uncomputed`` has the ids of arrays without a value.
+
+    What lies in memory that is not jax' own is told where the call ``donates``; ``maps`` says whether mapped files are looked for as well.
+    Raises `CheckError` for arrays that are deleted, tracers of a trace that may be under way, and what flax cannot split.
+    """
+    inputs = list(zip(subject.input_names, subject.inputs, strict=False))
+    roots = [*subject.roots(subject.state), *inputs]
+    seen = without_garbage(lambda: walk(roots), lambda seen: seen.tracers)
+    if seen.tracers:
+        return Originals(held=held_before(subject, seen.tracers))
+    variables = [(subject.path(path), variable) for path, variable in graph.variables(subject.state)]
+
+    def computed(arrays: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return [(path, array) for path, array in arrays if id(array) not in uncomputed]
+
+    leaves = computed((path, variable_value(variable)) for path, variable in variables)
+    refuse_deleted([*leaves, *computed(seen.arrays)])
+    without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
+    partly = without_values if len(without_values) < len(leaves) else ()
+    split, compared = subject.split(), tuple(compared_by_value(subject.state))
+    mapped = in_mapped_file(subject.name, leaves) if donates and maps else None
+    arrays = [(path, array) for path, array in computed(seen.arrays) if isinstance(array, jax.Array | np.ndarray)]
+    of_numpy = [(path, array) for path, array in arrays if is_numpys_own(array)]
+    views = [(path, array) for path, array in arrays if not is_numpys_own(array)]
+    taken_over = foreign_views(leaves, of_numpy) if donates else ()
+    return Originals(
+        walk=seen,
+        split=split,
+        compared_by_value=compared,
+        shared=shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *computed(inputs)]]),
+        views=foreign_views(leaves, views),
+        pinned=tuple(
+            (path, f"{variable_kind(variable)} {describe(variable_value(variable))}")
+            for path, variable in variables
+            if is_pinned(variable)
+        ),
+        mapped=mapped,
+        notes=(
+            *([] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]),
+            *([Fact("partly abstract", partly, of=subject.name)] if partly else []),
+            *(Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in taken_over),
+        ),
+    )
+
+
+def held_before(subject: Subject, tracers: tuple[Found, ...]) -> tuple[Leak, ...]:
+    """The tracers that the user's objects hold. Raises `CheckError` where the call may be inside the trace that they are of."""
+    if not subject.abstract and not is_tracing():
+        place_of = places_in(subject, subject.state)
+        return tuple(replace(leak(left, None, place_of(left)), before=True) for left in tracers)
+    paths = ", ".join(tracer.path for tracer in tracers[:3])
+    from_elsewhere = "the call is made inside a transform. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
+    from_eval_shape = (
+        "nnx.eval_shape leaves what the constructor puts there and not in a Variable. Let the constructor not keep it, "
+        "or take it away from the abstract module before nnx_wrap gets it"
+    )
+    reason = from_eval_shape if subject.abstract else from_elsewhere
+    raise CheckError(f"{subject.name} holds tracers before the call, in {paths}: {reason}")
+
+
+def refuse_deleted(arrays: Iterable[tuple[str, Any]]) -> None:
+    """Raise `CheckError` for an array that is deleted."""
+    for path, array in arrays:
+        if isinstance(array, jax.Array) and array.is_deleted():
+            raise CheckError(
+                f"{path} is deleted before the call: an earlier step donated it, or its delete() was called. Build the module inside"
+                " the test"
+            )
+
+
+def in_mapped_file(name: str, leaves: Iterable[tuple[str, Any]]) -> InMappedFile | None:
+    """The leaves that lie in a mapped file: a copy is checked, which does not. `None` where none does."""
+    starts = [(path, start) for path, array in leaves for start, _ in byte_ranges(array)]
+    mapped = in_mapped_files(starts, spans_of_process() if starts else [])
+    if not mapped:
+        return None
+    paths, files = zip(*mapped, strict=True)
+    return InMappedFile(paths, name, near(files[0]))
