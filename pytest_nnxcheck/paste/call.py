@@ -27,8 +27,8 @@ class Call:
     settings: Settings
     flags: tuple[bool, bool]
     """Of flax's mode: its graph, and graph updates."""
-    alone: bool = True
-    """Whether its test makes no other: several are all written in the same way."""
+    earlier: int = 0
+    """How many calls its test makes before it. Those hold, and are made as they are."""
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -64,22 +64,21 @@ class Call:
     def whole(self) -> str:
         """The text of a call that a program need not take apart; empty for any other.
 
-        Such a call has one module, arrays alone, and one array as its output.
+        Such a call has one module, which comes first, then arrays alone, and one array as its output.
         """
         subject, profile = self.subject, self.profile
         arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
-        one_array = profile.plain and profile.out_names == ("",)
-        if not (self.alone and arrays_alone and subject.input_names and one_array):
+        if self.earlier or not arrays_alone or not (profile.plain and profile.out_names == ("",)):
             return ""
-        parameters = inspect.signature(subject.function).parameters.values()
-        given = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
         labels = [*subject.labels.values(), *subject.input_names]
-        if getattr(subject.function, "__qualname__", "") == f"{type(subject.state).__qualname__}.__call__":
-            return "type(subject).__call__" if given[1 : len(labels)] == labels[1:] else ""
-        return "subject" if given[: len(labels)] == labels and "subject" not in labels else ""
+        parameters = inspect.signature(subject.function).parameters.values()
+        given = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD][: len(labels)]
+        if not subject.input_names or given[1:] != labels[1:]:
+            return ""
+        return "subject(state, *inputs)" if given[0] == labels[0] else "state(*inputs)"
 
     @property
     def given(self) -> str:
         """The arguments of a `whole` call by their names; ``*args, **kwargs`` for any other."""
-        models = [*self.subject.labels.values()] if self.whole == "subject" else []
-        return ", ".join([*models, *self.subject.input_names] if self.whole else ["*args", "**kwargs"])
+        model = [*self.subject.labels.values()] if self.whole.startswith("subject") else []
+        return ", ".join([*model, *self.subject.input_names]) if self.whole else "*args, **kwargs"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core import settings
-from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.example import CallStarted
@@ -30,7 +29,6 @@ from pytest_nnxcheck.reporting import report
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Nesting
     from pytest_nnxcheck.core.outcome import Outcome
-    from pytest_nnxcheck.core.settings import Settings
     from pytest_nnxcheck.paste.call import Call
 
 LONGEST = 60
@@ -63,15 +61,17 @@ class Programs:
     texts: dict[Nesting, str] = field(default_factory=dict)
     """The programs of the nestings that broke."""
     _body: Any = None
-    _usage: Usage | None = None
-    _calls: list[Call] = field(default_factory=list)
-    """Those of the present body, without repetitions of the last one."""
+    _call: Call | None = None
+    """The latest one of the present body; the program makes those that are equal to it as well under the nesting."""
+    _made: int = 0
+    """The calls of the present body by now."""
+    _drafted: bool = False
     _problem: str = ""
 
     def listen(self, event: object) -> None:
         """Write the program of each call before it runs: the call may take the process with it."""
         if isinstance(event, BodyStarted):
-            self._body, self._usage, self._calls = event.body, None, []
+            self._body, self._call, self._made, self._drafted = event.body, None, 0, False
         elif isinstance(event, CallStarted):
             with self._harmless():
                 self._draft(event)
@@ -81,7 +81,7 @@ class Programs:
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome of a nesting with its program, which now looks for what broke."""
-        if outcome.verdict not in KEPT or outcome.program or not (self._calls or self._problem):
+        if outcome.verdict not in KEPT or outcome.program or not (self._call or self._problem):
             return outcome
         from pytest_nnxcheck.paste.findings import can_look_for
 
@@ -89,9 +89,9 @@ class Programs:
         if broken and not any(map(can_look_for, outcome.violations)):
             return replace(outcome, program=f"none: no program can look for {' and '.join(broken)} without the plugin")
         with self._harmless():
-            if self._calls:
+            if self._call:
                 path = self._path(str(outcome.nesting))
-                text = self.texts[outcome.nesting] = self._compose(outcome.nesting, self._calls, path, outcome)
+                text = self.texts[outcome.nesting] = self._compose(self._call, path, outcome)
                 self._write(path, text)
                 return replace(outcome, program=self._shown(path))
         return replace(outcome, program=f"not written: {self._problem}")
@@ -102,29 +102,34 @@ class Programs:
         from pytest_nnxcheck.paste.layers import call_text
         from pytest_nnxcheck.subject.profile import UNKNOWN
 
-        call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
-        if self._calls and self._calls[-1].subject is call.subject:
-            self._calls.pop()  # the same call, of which more is known by now
-        if self._calls and call_text(call, Slice()) == call_text(self._calls[-1], Slice()):
-            return  # the program makes every further call as the last one
-        if self.folder is not None:
-            path = self._path("running")
-            self._write(path, self._compose(event.nesting, [*self._calls, call], path))
+        last, flags = self._call, flax_modes.mode_flags()
+        # One that is tried again, as mapped leaves may ask for, is the same call.
+        again = last is not None and last.subject is event.subject
+        earlier = last.earlier if last is not None and again else self._made
+        call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flags, earlier)
+        equal = False
+        if last is not None and not again:
+            as_last = replace(call, earlier=last.earlier)
+            equal = call_text(as_last, Slice()) == call_text(last, Slice())
+            call = as_last if equal else call
         if event.profile is not None:
-            self._calls.append(call)
+            self._call = call
+            self._made += not again
+        if self.folder is not None and not equal:
+            path = self._path("running")
+            self._write(path, self._compose(call, path))
 
-    def _compose(self, nesting: Nesting, calls: list[Call], path: Path | None, outcome: Outcome | None = None) -> str:
+    def _compose(self, call: Call, path: Path | None, outcome: Outcome | None = None) -> str:
         from pytest_nnxcheck.paste.program import Spec, compose
 
-        if self._usage is None:
-            self._usage = self.usage_of(self._body)
-        spec = Spec(nesting, tuple(calls), self.title, self.replay(nesting), self._shown(path), outcome)
-        return compose(spec, self._usage)
+        self._drafted = True
+        spec = Spec(call, self.title, self.replay(call.nesting), self._shown(path), outcome)
+        return compose(spec, self.usage_of(self._body))
 
     def _finish(self, outcomes: Mapping[Nesting, Outcome]) -> None:
         """The body has ended: its draft goes, and a program of its nesting that has nothing to show."""
-        nestings, drafted = {call.nesting for call in self._calls}, self._usage is not None
-        self._body, self._usage, self._calls = None, None, []
+        nestings, drafted = [self._call.nesting] if self._call else [], self._drafted
+        self._body, self._call, self._drafted = None, None, False
         holding = [each for each in nestings if each not in outcomes or outcomes[each].verdict not in KEPT]
         for nesting in holding:
             self.texts.pop(nesting, None)
@@ -163,23 +168,14 @@ class Programs:
 # --- the programs of a check outside of pytest
 
 
-def of_check(
-    frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], chosen: Settings
-) -> Programs:
+def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Programs:
     """The programs of a `check`, as text: nobody said where files could go."""
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
 
     def usage_of(_body: Any) -> Usage:
-        return usage.of_check(frame, subject, args, kwargs, own_transforms(chosen))
+        return usage.of_check(frame, subject, args, kwargs)
 
     def replay(nesting: Nesting) -> str:
         return report.replay(report.Report((), settings.Settings()), nesting)
 
     return Programs(f"check({name})", usage_of, replay)
-
-
-def own_transforms(chosen: Settings) -> list[Callable[..., Any]]:
-    """The functions of the user's own transforms that a nesting of the settings may have."""
-    layers = () if chosen.nesting is None else chosen.nesting.layers
-    named = {*chosen.transforms, *(layer.transform for layer in layers)}
-    return [each.function for (transform, _), each in REGISTERED.items() if transform in named]

@@ -9,7 +9,7 @@ import ast
 import platform
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import flax
 import jax
@@ -17,7 +17,6 @@ import jaxlib
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.core.chips import parse_target
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.text import lay_out
@@ -28,8 +27,8 @@ from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import judged_on
 from pytest_nnxcheck.paste.layers import call_text
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
-from pytest_nnxcheck.paste.usage import FILL_IN, STAND_IN, Usage, one_line
-from pytest_nnxcheck.reporting.report import headline
+from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
+from pytest_nnxcheck.reporting.report import found_rows, headline
 from pytest_nnxcheck.subject import abstract_arrays
 from pytest_nnxcheck.transforms import layer, mapping
 
@@ -48,10 +47,9 @@ SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays)
 
 @dataclass(frozen=True)
 class Spec:
-    """One program: its nesting, its calls, and the outcome where it is known."""
+    """One program: its call, and the outcome where it is known."""
 
-    nesting: Nesting
-    calls: tuple[Call, ...]
+    call: Call
     title: str
     replay: str
     path: str
@@ -59,48 +57,42 @@ class Spec:
 
 
 def compose(spec: Spec, usage: Usage) -> str:
-    """The whole program."""
-    folders, user, holes = [*usage.slice.folders], usage.slice.chunks(ours=False), [*usage.holes]
-    texts, imports = our_part(spec)
-    taken = {name for text in (*usage.slice.imports, *user, *usage.setup) for name in bound_in(text)}
-    own = renamed(texts, taken)
-    imports |= {"import jax", "import jax.numpy as jnp", "from flax import nnx", *usage.slice.imports}
+    """The whole program. Raises `NoSource`."""
+    copied, texts = usage.slice, our_part(spec, usage.slice)
+    user = copied.chunks(ours=False)
+    taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)}
+    own = renamed([*copied.chunks(ours=True), *texts], taken)
+    imports = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *copied.imports}
     imports |= {f"import {name}" for name in ("contextlib", "itertools", "types") if name in globals_in(own)}
     missing = "{} = None  # needs pytest: write it anew where the test uses it"
-    if holes:
-        imports.add("import sys")
     parts = [
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec).splitlines()),
-        "from __future__ import annotations" if usage.slice.future else "",
-        "\n".join(environment(folders, judged_on(spec.outcome))),
+        "from __future__ import annotations" if copied.future else "",
+        "\n".join(environment([*copied.folders], judged_on(spec.outcome))),
         "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
         "\n".join(configuration()),
-        *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in usage.slice.missing),
-        f"{FILL_IN} = ..." if holes else "",
+        *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in copied.missing),
         section("the test", "\n\n".join(user)),
         section("the layers that ran around it, and what looks for the finding", own),
-        section("the call", "\n".join(ending(spec, usage, holes))),
+        section("the call", "\n".join(ending(spec, usage))),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def our_part(spec: Spec) -> tuple[list[str], set[str]]:
-    """The layers, the calls, and what those need; and import lines."""
-    ours, alone = Slice(), len(spec.calls) == 1
-    *earlier, last = [replace(call, nesting=spec.nesting, alone=alone) for call in spec.calls]  # the earlier ones hold
-    texts = [call_text(call, ours, number=f"_{number}") for number, call in enumerate(earlier, 1)]
-    texts.append(call_text(last, ours, spec.outcome))
-    wrapped, given = "wrapped", last.given
-    if earlier:
-        names = ", ".join(f"wrapped_{number}" for number, _ in enumerate(earlier, 1))
-        texts.append(f"CALLS = itertools.chain([{names}], itertools.repeat(wrapped))")
-        wrapped = "next(CALLS)"
-    texts.append(f"def nnx_wrap(subject):\n    return lambda {given}: {wrapped}(subject, {given})")
+def our_part(spec: Spec, copied: Slice) -> list[str]:
+    """The layers around the call, and what the user's code gets in the place of ``nnx_wrap``. What those need is copied."""
+    call, earlier = spec.call, ""
+    texts = [call_text(call, copied, spec.outcome)]
+    if call.earlier:
+        texts.append("CALLS = itertools.count()")
+        as_it_is = "call_abstract(subject, args, kwargs)" if call.subject.abstract else "subject(*args, **kwargs)"
+        earlier = f"{as_it_is} if next(CALLS) < {call.earlier} else "
+    texts.append(f"def nnx_wrap(subject):\n    return lambda {call.given}: {earlier}wrapped(subject, {call.given})")
     for module in SOURCES:
-        ours.take(module, sorted(globals_in("\n".join(texts))))
-    if opened := {name: fields for call in spec.calls for name, fields in call.opened.items()}:
-        texts.append(f"OPENED.update({opened!r})")
-    return [*ours.chunks(ours=True), *texts], {*ours.imports}
+        copied.take(module, sorted(globals_in("\n".join(texts))))
+    if call.opened:
+        texts.append(f"OPENED.update({call.opened!r})")
+    return texts
 
 
 def configuration() -> Iterator[str]:
@@ -128,12 +120,8 @@ def renamed(texts: list[str], taken: set[str]) -> str:
 
 def header(spec: Spec) -> str:
     """What the program shows, in the words of the message, with which versions, and how to run it."""
-    outcome, rows = spec.outcome, [("nesting", str(spec.nesting))]
-    if outcome is not None and outcome.reason:
-        rows.append((outcome.verdict, outcome.reason))
-    for violation in outcome.violations if outcome is not None else ():
-        rows += [(violation.invariant, violation.summary), *violation.details]
-        rows += [("hint", violation.hint)] if violation.hint else []
+    outcome, rows = spec.outcome, [("nesting", str(spec.call.nesting))]
+    rows += [] if outcome is None else found_rows(outcome)
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
     rows.append(("versions", f"{', '.join(versions)}, {machine}; it does not need the plugin"))
@@ -160,15 +148,12 @@ def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
         yield f"sys.path[:0] = {folders!a}"
 
 
-def ending(spec: Spec, usage: Usage, holes: list[str]) -> Iterator[str]:
+def ending(spec: Spec, usage: Usage) -> Iterator[str]:
     """What the arguments are, then the call, in the mode of flax that the nesting ran in."""
     yield from usage.setup
-    if holes:
-        yield f"left = [name for name in {holes!r} if globals()[name] is {FILL_IN}]"
-        yield "if left:\n    sys.exit(f\"fill in {', '.join(left)}: what the test had there could not be written\")"
-    graph, updates = spec.calls[-1].flags
+    graph, updates = spec.call.flags
     if not (graph and updates):
         yield f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}"
     else:
         yield usage.call
-    yield f'print("held:", {str(spec.nesting)!a})'
+    yield f'print("held:", {str(spec.call.nesting)!a})'

@@ -34,19 +34,20 @@ def is_input(value: Any) -> bool:
     return isinstance(value, nnx.State | jax.Array | jax.ShapeDtypeStruct) or number
 
 
-def take_apart(call: Any, names: Sequence[str] | None, pack: Pack) -> Any:
+def take_apart(call: Any, names: Sequence[str], pack: Pack) -> Any:
     """``(subject, args, kwargs)`` as a program of one node and arrays: the program, these, and what makes the output.
 
-    ``names`` are those of the nodes of a call that has several, or none: one node holds them.
+    ``names`` are those of the nodes: one node holds all of them, but where the only one is a module.
     """
     leaves, tree = jax.tree.flatten(call, is_leaf=is_node)
     nodes = [*{id(leaf): leaf for leaf in leaves if is_node(leaf) and not is_input(leaf)}.values()]
     inputs = [array for leaf in leaves if is_input(leaf) for array in jax.tree.leaves(leaf)]
-    home = nodes[0] if names is None else Nodes(**dict(zip(names, nodes, strict=True)))
+    alone = len(nodes) == 1 and isinstance(nodes[0], nnx.Module)
+    home = nodes[0] if alone else Nodes(**dict(zip(names, nodes, strict=False)))
     made: list[Any] = []
 
     def program(state: Any, *inputs: Any) -> Any:
-        own = [state] if names is None else [getattr(state, name) for name in names]
+        own = [state] if alone else [getattr(state, name) for name, _ in zip(names, nodes, strict=False)]
         mine, rest = dict(zip(map(id, nodes), own, strict=True)), iter(inputs)
         filled = [
             jax.tree.map(lambda _: next(rest), leaf) if is_input(leaf) else mine.get(id(leaf), leaf) for leaf in leaves
@@ -56,6 +57,13 @@ def take_apart(call: Any, names: Sequence[str] | None, pack: Pack) -> Any:
         return arrays
 
     return program, home, inputs or [jnp.zeros(())], lambda arrays: made[0](arrays)  # noqa: PLW0108
+
+
+def call_abstract(subject: Any, args: Any, kwargs: Any) -> Any:
+    """What a call of abstract arrays returns."""
+    names = [f"node_{number}" for number, _ in enumerate(jax.tree.leaves((subject, args, kwargs), is_leaf=is_node))]
+    program, state, inputs, rebuild = take_apart((subject, args, kwargs), names, parts_of)
+    return rebuild(traced(program, state, inputs))
 
 
 class Nodes(nnx.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import importlib.util
 import inspect
 import symtable
@@ -44,7 +45,7 @@ class Slice:
     @property
     def future(self) -> bool:
         """Whether annotations of the user's must not be evaluated."""
-        features = (getattr(module, "annotations", None) for module in self.texts)
+        features = (getattr(module, "annotations", None) for module in self.texts if not is_ours(module))
         return any(hasattr(feature, "compiler_flag") for feature in features)
 
     def take(self, module: ModuleType, names: Iterable[str]) -> None:
@@ -86,17 +87,8 @@ class Slice:
 
     def chunks(self, *, ours: bool) -> list[str]:
         """The statements of our modules, or of the user's: what a module needs of another comes before it."""
-        order: dict[ModuleType, None] = {}
-
-        def visit(module: ModuleType) -> None:
-            if module not in order:
-                for needed in self._needs.get(module, ()):
-                    visit(needed)
-                order[module] = None
-
-        for module in self.texts:
-            visit(module)
-        mine = [self.texts[module] for module in order if module in self.texts and is_ours(module) == ours]
+        order = graphlib.TopologicalSorter(self._needs).static_order()
+        mine = [self.texts[module] for module in order if is_ours(module) == ours]
         return [text for texts in mine for _, text in sorted(texts.items())]
 
     def _take_import(self, module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import options, pytest_internals, selection
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ _folder = pytest.StashKey[Path | None]()
 # --- programs to paste ---------------------------------------------------------------------------------------------------
 
 
-def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
+def programs_of(item: Any, typed: str) -> Programs:
     """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
     from pytest_nnxcheck.paste import files, usage
     from pytest_nnxcheck.reporting import report
@@ -43,7 +42,7 @@ def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
     def usage_of(body: Any) -> Usage:
         lists = [mark.args[:2] for mark in item.iter_markers("parametrize") if len(mark.args) > 1]
         origin = usage.Origin(pytest_internals.fixture_functions(item), pytest_internals.parameters(item), lists)
-        return usage.of_test(body, origin, files.own_transforms(chosen))
+        return usage.of_test(body, origin)
 
     def replay(nesting: Nesting) -> str:
         argument = selection.as_argument(item)

@@ -260,7 +260,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     written = options.replay_options(item.config.option)
 
     def run_of(remember: bool) -> Run:
-        programs = cache.programs_of(item, written, settings)
+        programs = cache.programs_of(item, written)
         return runs.Run(
             settings,
             test_id=item.nodeid,

@@ -164,13 +164,7 @@ def in_short(outcome: Outcome) -> str:
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
     yield "nesting", f"{outcome.nesting}   {tried(report)}"
-    if outcome.reason:
-        yield outcome.verdict, outcome.reason
-    for violation in outcome.violations:
-        yield violation.invariant, violation.summary
-        yield from violation.details
-        if violation.hint:
-            yield "hint", violation.hint
+    yield from found_rows(outcome)
     yield from outcome.explained
     yield from (("note", note) for note in outcome.notes)
     yield from (("also broken", text) for text in _also_broken(report, outcome))
@@ -180,6 +174,17 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
     if outcome.program:
         yield "program", outcome.program
     yield "replay", replay(report, outcome.nesting)
+
+
+def found_rows(outcome: Outcome) -> Iterator[Row]:
+    """What a nesting broke, or why it was rejected or failed."""
+    if outcome.reason:
+        yield outcome.verdict, outcome.reason
+    for violation in outcome.violations:
+        yield violation.invariant, violation.summary
+        yield from violation.details
+        if violation.hint:
+            yield "hint", violation.hint
 
 
 def _shows_modes(report: Report) -> bool:

@@ -44,7 +44,7 @@ def keeps(x):
 
 def apart(function, *args, pack=arrays_of, **kwargs):
     """A call with one module."""
-    return take_apart((function, args, kwargs), None, pack)
+    return take_apart((function, args, kwargs), ["model"], pack)
 
 
 def test_what_is_found_ends_the_program_in_the_words_of_the_plugin():
