@@ -14,7 +14,6 @@ from pytest_nnxcheck.engine.root import Root
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
-from pytest_nnxcheck.transforms.compose import donated_inputs
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,10 @@ class Call:
     settings: Settings
     flags: tuple[bool, bool]
     """Of flax's mode: its graph, and graph updates."""
-    earlier: int = 0
-    """How many calls its test makes before it. Those hold, and are made as they are."""
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The numbers of the inputs that are donated."""
-        return donated_inputs(self.subject, self.nesting, self.settings.donate)
+    times: int = 1
+    """How often its test makes it, one time after the other."""
+    alone: bool = True
+    """Whether its test makes no other: several are all written in the same way."""
 
     @property
     def opened(self) -> dict[str, Any]:
@@ -68,7 +64,7 @@ class Call:
         """
         subject, profile = self.subject, self.profile
         arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
-        if self.earlier or not arrays_alone or not (profile.plain and profile.out_names == ("",)):
+        if not self.alone or not arrays_alone or not (profile.plain and profile.out_names == ("",)):
             return ""
         labels = [*subject.labels.values(), *subject.input_names]
         parameters = inspect.signature(subject.function).parameters.values()

@@ -18,20 +18,21 @@ from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import Looks, looks_of
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.subject.profile import UNKNOWN
-from pytest_nnxcheck.transforms.compose import home, output_shapes
+from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 
-def call_text(call: Call, copied: Slice, outcome: Outcome | None = None) -> str:
+def call_text(call: Call, copied: Slice, outcome: Outcome | None = None, number: str = "") -> str:
     """Two functions: one puts the layers around a call, one takes it apart, runs it and looks. What those need is copied."""
     looks, layers = looks_of(outcome, call), "call"
     for index in reversed(range(len(call.nesting.layers))):
         layers = layer_text(call, index, layers, looks, copied)
-    run, output = "nesting(program)(state, *inputs)", un_nested(call)
+    run, output = f"nesting{number}(program)", un_nested(call)
     if call.subject.abstract and call.root.style is None:
-        run = "traced(nesting(program), state, inputs)"
+        run = f"staged(nnx.jit, {run}, types_of)"
+    run += "(state, *inputs)"
     if looks.search:
-        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {looks.broken['tracers']!a})"
+        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {next(iter(looks.search.values()))!a})"
     lines = [
         apart(call),
         *looks.first,
@@ -41,11 +42,10 @@ def call_text(call: Call, copied: Slice, outcome: Outcome | None = None) -> str:
         *looks.after,
         f"return {output}[0]" if call.whole else f"return rebuild({output})",
     ]
-    given = {"": "subject, *args, **kwargs", "state(*inputs)": "state, *inputs"}.get(
-        call.whole, "subject, state, *inputs"
-    )
+    given = "state, *inputs" if call.whole else "*args, **kwargs"
+    given = given if call.whole.startswith("state") else f"subject, {given}"
     body = "\n".join(f"    {line}" for line in lines)
-    return f"def nesting(call):\n    return {layers}\n\ndef wrapped({given}):\n{body}"
+    return f"def nesting{number}(call):\n    return {layers}\n\ndef wrapped{number}({given}):\n{body}"
 
 
 def apart(call: Call) -> str:
@@ -63,14 +63,14 @@ def apart(call: Call) -> str:
 def ready(call: Call, looks: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     layers, abstract = call.nesting.layers, call.subject.abstract
-    if not abstract and looks.donates and looks.own_arrays and call.root.style is not None:
+    if not abstract and looks.own_arrays and call.root.style is not None:
         yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
-    if not abstract and (not call.whole or call.donated):
+    if not abstract and (not call.whole or donated_inputs(call.subject, call.nesting, call.settings.donate)):
         yield "inputs = [*map(jnp.array, inputs)]"
     elif abstract and sharding.active_mesh() is not None:
         yield "nnx.update(state, abstract_state(nnx.state(state)))"
-    stacked = "with_axis(leaf)" if abstract else "jnp.stack([leaf, leaf])"
-    yield from [f"inputs = [{stacked} for leaf in inputs]" for layer in layers if layer.row.axis]
+    stacked = "jax.eval_shape(stack, inputs)" if abstract else "[jnp.stack([leaf, leaf]) for leaf in inputs]"
+    yield from [f"inputs = {stacked}" for layer in layers if layer.row.axis]
     if call.root.takes_state and any(layer.row.on_mesh for layer in layers):
         yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
 
@@ -128,11 +128,11 @@ def plan_of(call: Call, index: int, looks: Looks) -> SimpleNamespace:
 
 
 def jit_text(call: Call, looks: Looks) -> str:
-    """The jit of the outermost layer: it donates, and is compiled before it runs where a look asks for the program."""
+    """The jit of the outermost layer: it donates, and is lowered before it runs where a look asks for the program."""
     abstract, donated = call.subject.abstract, call.root.donated_arguments
-    options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated and looks.donates else "")
+    options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated else "")
     if abstract or looks.compiles:
-        return f"compiled(wrapper, f{', leave' if abstract else ''}{options})"
+        return f"staged(wrapper, f{', types_of' if abstract else ''}{options})"
     return f"wrapper(f{options})"
 
 

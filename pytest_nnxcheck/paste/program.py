@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import ast
 import platform
 import shlex
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import flax
 import jax
@@ -17,6 +17,7 @@ import jaxlib
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.text import lay_out
@@ -28,7 +29,7 @@ from pytest_nnxcheck.paste.findings import judged_on
 from pytest_nnxcheck.paste.layers import call_text
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
-from pytest_nnxcheck.reporting.report import found_rows, headline
+from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
 from pytest_nnxcheck.subject import abstract_arrays
 from pytest_nnxcheck.transforms import layer, mapping
 
@@ -45,53 +46,48 @@ SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays)
 """Where the functions of ours are that the lines of a program call."""
 
 
-@dataclass(frozen=True)
-class Spec:
-    """One program: its call, and the outcome where it is known."""
-
-    call: Call
-    title: str
-    replay: str
-    path: str
-    outcome: Outcome | None = None
-
-
-def compose(spec: Spec, usage: Usage) -> str:
-    """The whole program. Raises `NoSource`."""
-    copied, texts = usage.slice, our_part(spec, usage.slice)
-    user = copied.chunks(ours=False)
-    taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)}
-    own = renamed([*copied.chunks(ours=True), *texts], taken)
+def compose(calls: list[Call], usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
+    """The whole program of the calls of a test; it looks for the outcome of the last one, where that is known. Raises `NoSource`."""
+    nesting, copied = calls[-1].nesting, usage.slice
+    texts = our_part(calls, copied, outcome)
+    user, ours = copied.chunks(ours=False), [*copied.chunks(ours=True), *texts]
+    taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)} - {"nnx_wrap"}
+    own = "\n\n".join(ours)
     imports = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *copied.imports}
-    imports |= {f"import {name}" for name in ("contextlib", "itertools", "types") if name in globals_in(own)}
+    imports |= {f"import {name}" for name in ("contextlib", "types") if name in globals_in(own)}
+    if any(taken & bound_in(text) for text in ours):  # names of ours that the user's code has too
+        indented = textwrap.indent(own, "    ")
+        own = f"def with_own_names():\n{indented}\n\n    return nnx_wrap\n\nnnx_wrap = with_own_names()"
     missing = "{} = None  # needs pytest: write it anew where the test uses it"
     parts = [
-        "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec).splitlines()),
+        "\n".join(f"# {one_line(line)}".rstrip() for line in header(nesting, test, path, outcome).splitlines()),
         "from __future__ import annotations" if copied.future else "",
-        "\n".join(environment([*copied.folders], judged_on(spec.outcome))),
+        "\n".join(environment([*copied.folders], judged_on(outcome))),
         "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
         "\n".join(configuration()),
         *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in copied.missing),
         section("the test", "\n\n".join(user)),
         section("the layers that ran around it, and what looks for the finding", own),
-        section("the call", "\n".join(ending(spec, usage))),
+        section("the call", "\n".join(ending(calls[-1], usage))),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def our_part(spec: Spec, copied: Slice) -> list[str]:
-    """The layers around the call, and what the user's code gets in the place of ``nnx_wrap``. What those need is copied."""
-    call, earlier = spec.call, ""
-    texts = [call_text(call, copied, spec.outcome)]
-    if call.earlier:
-        texts.append("CALLS = itertools.count()")
-        as_it_is = "call_abstract(subject, args, kwargs)" if call.subject.abstract else "subject(*args, **kwargs)"
-        earlier = f"{as_it_is} if next(CALLS) < {call.earlier} else "
-    texts.append(f"def nnx_wrap(subject):\n    return lambda {call.given}: {earlier}wrapped(subject, {call.given})")
+def our_part(calls: list[Call], copied: Slice, outcome: Outcome | None) -> list[str]:
+    """The layers around the calls, and what the user's code gets in the place of ``nnx_wrap``. What those need is copied."""
+    *earlier, last = [replace(call, alone=len(calls) == 1) for call in calls]
+    texts = [call_text(call, copied, number=f"_{number}") for number, call in enumerate(earlier, 1)]
+    texts.append(call_text(last, copied, outcome))
+    wrapped = "wrapped"
+    if earlier:
+        in_order = ", ".join(f"*[wrapped_{number}] * {call.times}" for number, call in enumerate(earlier, 1))
+        texts.append(f"CALLS = iter([{in_order}])")
+        wrapped = "next(CALLS, wrapped)"
+    texts.append(f"def nnx_wrap(subject):\n    return lambda {last.given}: {wrapped}(subject, {last.given})")
     for module in SOURCES:
         copied.take(module, sorted(globals_in("\n".join(texts))))
-    if call.opened:
-        texts.append(f"OPENED.update({call.opened!r})")
+    if opened := {name: fields for call in calls for name, fields in call.opened.items()}:
+        texts.append(f"OPENED.update({opened!r})")
     return texts
 
 
@@ -106,31 +102,18 @@ def section(title: str, text: str) -> str:
     return f"# {f'--- {title} ':-<116}\n{text}"
 
 
-def renamed(texts: list[str], taken: set[str]) -> str:
-    """Our part of a program, with other names for what the user's part binds as well."""
-    clash = {name for text in texts for name in bound_in(text)} & (taken - {"nnx_wrap"})
-    whole = "\n\n".join(texts)
-    tree = ast.parse(whole if clash else "")
-    for node in ast.walk(tree):
-        for part in () if isinstance(node, ast.keyword) else ("id", "name", "arg"):
-            if getattr(node, part, None) in clash:
-                setattr(node, part, f"{getattr(node, part)}_")
-    return ast.unparse(tree) if clash else whole
-
-
-def header(spec: Spec) -> str:
+def header(nesting: Nesting, test: Report, path: str, outcome: Outcome | None) -> str:
     """What the program shows, in the words of the message, with which versions, and how to run it."""
-    outcome, rows = spec.outcome, [("nesting", str(spec.call.nesting))]
-    rows += [] if outcome is None else found_rows(outcome)
+    rows = [("nesting", str(nesting)), *(found_rows(outcome) if outcome is not None else ())]
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
     rows.append(("versions", f"{', '.join(versions)}, {machine}; it does not need the plugin"))
     if on := judged_on(outcome):
         rows.append(("needs", f"the wheel {on.wheel}, which compiles for {on.target}, and none of its devices"))
-    if spec.path:
-        rows.append(("program", f"python {shlex.quote(spec.path)}"))
+    if path:
+        rows.append(("program", f"python {shlex.quote(path)}"))
     head = headline(outcome) if outcome is not None else "nnx: written before the nesting ran"
-    return lay_out(head, spec.title, [*rows, ("replay", spec.replay)])
+    return lay_out(head, test.test_id, [*rows, ("replay", replay(test, nesting))])
 
 
 def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
@@ -148,12 +131,12 @@ def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
         yield f"sys.path[:0] = {folders!a}"
 
 
-def ending(spec: Spec, usage: Usage) -> Iterator[str]:
+def ending(call: Call, usage: Usage) -> Iterator[str]:
     """What the arguments are, then the call, in the mode of flax that the nesting ran in."""
     yield from usage.setup
-    graph, updates = spec.call.flags
+    graph, updates = call.flags
     if not (graph and updates):
         yield f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}"
     else:
         yield usage.call
-    yield f'print("held:", {str(spec.call.nesting)!a})'
+    yield f'print("held:", {str(call.nesting)!a})'

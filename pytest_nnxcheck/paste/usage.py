@@ -128,11 +128,12 @@ def one_line(text: str) -> str:
 def literal(value: Any) -> str:
     """What reads back as the same value: Python's own values, and small arrays; empty where no short text does."""
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     if isinstance(value, jax.ShapeDtypeStruct):
         return f"jax.ShapeDtypeStruct({value.shape}, {value.dtype.name!r})"
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"jax.random.wrap_key_data({literal(jax.random.key_data(value))})"
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         short = value.size <= MOST_ELEMENTS

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core import settings
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.plugin import options, pytest_internals, selection
 
 if TYPE_CHECKING:
@@ -35,21 +34,17 @@ _folder = pytest.StashKey[Path | None]()
 def programs_of(item: Any, typed: str) -> Programs:
     """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
     from pytest_nnxcheck.paste import files, usage
-    from pytest_nnxcheck.reporting import report
+    from pytest_nnxcheck.reporting.report import Report
 
-    config = item.config
+    config, argument = item.config, selection.as_argument(item)
 
     def usage_of(body: Any) -> Usage:
         lists = [mark.args[:2] for mark in item.iter_markers("parametrize") if len(mark.args) > 1]
         origin = usage.Origin(pytest_internals.fixture_functions(item), pytest_internals.parameters(item), lists)
         return usage.of_test(body, origin)
 
-    def replay(nesting: Nesting) -> str:
-        argument = selection.as_argument(item)
-        return report.replay(report.Report((), settings.Settings(), argument=argument, options=typed), nesting)
-
-    folder = functools.partial(folder_of_programs, config)
-    return files.Programs(item.nodeid, usage_of, replay, folder, config.invocation_params.dir)
+    test = Report((), settings.Settings(), test_id=item.nodeid, argument=argument, options=typed)
+    return files.Programs(test, usage_of, functools.partial(folder_of_programs, config), config.invocation_params.dir)
 
 
 def folder_of_programs(config: Any) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, StateTouched, Violation
+from pytest_nnxcheck.core.outcome import MemoryWasted, StateTouched, UpdateDropped
 from pytest_nnxcheck.paste.files import ProgramWarning, file_name
-from pytest_nnxcheck.paste.findings import can_look_for
+from pytest_nnxcheck.paste.findings import look_for
 from pytest_nnxcheck.paste.usage import array_like, literal
 
 # --- how a test is written
@@ -48,7 +49,9 @@ def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
     assert "capsys = FILL_IN  # capsys was a CaptureFixture" in text
     done = run_fresh(pytester.path / program)
     assert done.returncode == 1
-    assert "capsys = FILL_IN  # capsys was a CaptureFixture" in done.stderr, "the last line of its traceback asks for it"
+    assert "capsys = FILL_IN  # capsys was a CaptureFixture" in done.stderr, (
+        "the last line of its traceback asks for it"
+    )
     (pytester.path / "filled.py").write_text(text.replace("capsys = FILL_IN", "capsys = None"), "utf-8")
     done = run_fresh(pytester.path / "filled.py")
     assert "AssertionError: nnx invariant broken: tracers" in done.stderr
@@ -212,17 +215,6 @@ def test_a_warning_that_is_an_error_costs_no_run_either(inner, pytester):
     result.assert_outcomes(failed=1, passed=1)
 
 
-def test_without_the_cache_it_lies_in_a_temporary_folder(inner, pytester, tmp_path, monkeypatch):
-    import tempfile
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result = inner(LEAK, "--nnx-nesting", "jit", "-p", "no:cacheprovider")
-    ((_, _, program),) = told(result.stdout.str()).values()
-    written = (pytester.path / program).resolve()
-    assert written.is_relative_to(tmp_path)
-    assert written.is_file()
-
-
 def test_a_path_with_spaces_is_quoted_in_the_command(inner, pytester):
     result = inner(LEAK, "--nnx-nesting", "jit", "-o", "cache_dir=a b'ü")
     ((_, _, program),) = told(result.stdout.str()).values()
@@ -241,13 +233,11 @@ def test_file_names_are_short_safe_and_each_its_own():
 
 
 def test_what_no_program_can_look_for_has_none():
-    """Of a violation of memory the advice is words about the un-nested call; that an ``eval_shape`` writes a value, its guard alone sees."""
-    wasted = MemoryWasted(advice=())
-    assert not can_look_for(Violation("memory", findings=(wasted,)))
-    assert can_look_for(Violation("memory", findings=(wasted, StateCopied(figures=None, bytes=8))))
-    assert can_look_for(Violation("memory"))
-    assert not can_look_for(Violation("finite"))
-    assert not can_look_for(Violation("tracers", findings=(StateTouched("model.w", layer=Layer("eval_shape")),)))
+    """The advice on memory is words about the un-nested call; that an ``eval_shape`` writes a value, its guard alone sees."""
+    call = SimpleNamespace(keys=lambda path: "", value=lambda path: "")
+    assert [*look_for(MemoryWasted(advice=()), call)] == []
+    assert [*look_for(StateTouched("model.w", layer=Layer("eval_shape")), call)] == []
+    assert [*look_for(UpdateDropped("model.w"), call)] != []
 
 
 @pytest.mark.parametrize("value", [{"a": [1, 2.5, None, (True,)]}, "ü\n'\"", b"\0", {1, 2}, -1j, range])
