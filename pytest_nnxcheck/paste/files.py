@@ -98,6 +98,7 @@ class Programs:
     def _draft(self, event: CallStarted) -> None:
         """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
         from pytest_nnxcheck.paste.call import Call
+        from pytest_nnxcheck.paste.findings import Looks
         from pytest_nnxcheck.paste.layers import call_text
         from pytest_nnxcheck.subject.profile import UNKNOWN
 
@@ -106,7 +107,7 @@ class Programs:
         if last is not None and last.subject is call.subject:
             # The same call, of which more is known by now.
             self._calls[-1:] = [replace(last, times=last.times - 1)] if last.times > 1 else []
-        elif last is not None and call_text(call, Slice()) == call_text(last, Slice()):
+        elif last is not None and call_text(call, Slice(), Looks()) == call_text(last, Slice(), Looks()):
             if event.profile is not None:
                 self._calls[-1] = replace(last, subject=call.subject, times=last.times + 1)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
@@ -10,27 +10,18 @@ from pytest_nnxcheck.core import outcome as found
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, row_of
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Outcome
+from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Outcome, Violation
 from pytest_nnxcheck.core.peak import FLOOR, OnTarget, Split
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.paste.call import Call
-
-ASSERTED = frozenset(("tracers", "memory", "donation", "parity"))
-"""The invariants that a program can look for without the plugin."""
-
-
-def judged_on(outcome: Outcome | None) -> OnTarget | None:
-    """The first target of which a program has to show something: where the CPU shows nothing."""
-    violations = outcome.violations if outcome is not None else ()
-    every = [each for violation in violations if violation.invariant in ASSERTED for each in violation.findings]
-    on = [finding.on for finding in every if isinstance(finding, FindingOnTarget)]
-    return on[0] if on and len(on) == len(every) else None
 
 
 @dataclass
 class Looks:
     """What a program looks for, each line with what the plugin said: at what the call is handed, before and after it runs."""
 
+    on: OnTarget | None = None
+    """The target that it compiles for: the first, where the CPU shows nothing."""
     first: dict[str, str] = field(default_factory=dict)
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
@@ -47,29 +38,34 @@ class Looks:
         return bool(self.first or self.after or self.search)
 
 
-def looks_of(outcome: Outcome | None, call: Call) -> Looks:
-    """What a program looks for; nothing before the nesting has run, where it raised what the user's code raises, and for what the plugin alone can see."""
-    looks, on = Looks(), judged_on(outcome)
-    for violation in outcome.violations if outcome is not None else ():
+def looks_of(outcome: Outcome, call: Call) -> Looks:
+    """What a program looks for; nothing where the nesting raised what the user's code raises, and for what the plugin alone can see."""
+    every = [(each, finding) for each in outcome.violations for finding in firsts(each) if any(look_for(finding, call))]
+    there = [finding.on for _, finding in every if isinstance(finding, FindingOnTarget)]
+    looks = Looks(there[0] if len(there) == len(every) > 0 else None)
+    for violation, finding in every:
+        if (finding.on if isinstance(finding, FindingOnTarget) else None) != looks.on:
+            continue
+        looks.own_arrays &= not isinstance(finding, found.ViewedBuffer)
         rows = violation.details if violation.invariant == "donation" else ()  # a row a leaf
         words = ", ".join(ascii(text) for text in (violation.summary, *(text for _, text in rows)))
-        # Of each kind the first, and every tracer.
-        firsts = {each if isinstance(each, found.TracerLeft) else type(each): each for each in violation.findings[::-1]}
-        for finding in firsts.values():
-            if isinstance(finding, FindingOnTarget) == (on is not None):
-                looks.own_arrays &= not isinstance(finding, found.ViewedBuffer)
-                for when, text in look_for(finding, call):
-                    looked = f"broken({violation.invariant!r}, {text}, {words})"
-                    getattr(looks, when)[looked if when in ("first", "after") else text] = violation.summary
+        for when, text in look_for(finding, call):
+            looked = f"broken({violation.invariant!r}, {text}, {words})"
+            getattr(looks, when)[looked if when in ("first", "after") else text] = violation.summary
     if looks.compiles:
         made = "STAGED[-1][0].compile(), STAGED[-1][0]"
-        if on is not None:
-            target = parse_target(on.target)
-            made = (
-                f"on_target({topology(target)}, {effort_options(on.effort)}, {options_for(target.chip)}, *STAGED[-1])"
-            )
+        if looks.on is not None:
+            target, effort = parse_target(looks.on.target), effort_options(looks.on.effort)
+            made = f"on_target({topology(target)}, {effort}, {options_for(target.chip)}, *STAGED[-1])"
         looks.after = {f"executable, lowered = {made}": "", **looks.after}
     return looks
+
+
+def firsts(violation: Violation) -> Iterable[Finding]:
+    """Of each kind of finding the first, and every tracer."""
+    return {
+        each if isinstance(each, found.TracerLeft) else type(each): each for each in violation.findings[::-1]
+    }.values()
 
 
 def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - one case a kind

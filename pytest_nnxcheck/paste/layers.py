@@ -13,18 +13,17 @@ import jax
 
 from pytest_nnxcheck.compat import graph, sharding
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
-from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.paste.call import Call
-from pytest_nnxcheck.paste.findings import Looks, looks_of
+from pytest_nnxcheck.paste.findings import Looks
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.subject.profile import UNKNOWN
 from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 
-def call_text(call: Call, copied: Slice, outcome: Outcome | None = None, number: str = "") -> str:
+def call_text(call: Call, copied: Slice, looks: Looks, number: str = "") -> str:
     """Two functions: one puts the layers around a call, one takes it apart, runs it and looks. What those need is copied."""
-    looks, layers = looks_of(outcome, call), "call"
+    layers = "call"
     for index in reversed(range(len(call.nesting.layers))):
         layers = layer_text(call, index, layers, looks, copied)
     run, output = f"nesting{number}(program)", un_nested(call)

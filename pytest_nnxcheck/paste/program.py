@@ -25,7 +25,7 @@ from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
 from pytest_nnxcheck.paste.call import Call
-from pytest_nnxcheck.paste.findings import judged_on
+from pytest_nnxcheck.paste.findings import Looks, looks_of
 from pytest_nnxcheck.paste.layers import call_text
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
@@ -48,8 +48,9 @@ SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays)
 
 def compose(calls: list[Call], usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
     """The whole program of the calls of a test; it looks for the outcome of the last one, where that is known. Raises `NoSource`."""
+    looks = looks_of(outcome, calls[-1]) if outcome is not None else Looks()
     nesting, copied = calls[-1].nesting, usage.slice
-    texts = our_part(calls, copied, outcome)
+    texts = our_part(calls, copied, looks)
     user, ours = copied.chunks(ours=False), [*copied.chunks(ours=True), *texts]
     taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)} - {"nnx_wrap"}
     own = "\n\n".join(ours)
@@ -60,9 +61,11 @@ def compose(calls: list[Call], usage: Usage, test: Report, path: str, outcome: O
         own = f"def with_own_names():\n{indented}\n\n    return nnx_wrap\n\nnnx_wrap = with_own_names()"
     missing = "{} = None  # needs pytest: write it anew where the test uses it"
     parts = [
-        "\n".join(f"# {one_line(line)}".rstrip() for line in header(nesting, test, path, outcome).splitlines()),
+        "\n".join(
+            f"# {one_line(line)}".rstrip() for line in header(nesting, test, path, outcome, looks.on).splitlines()
+        ),
         "from __future__ import annotations" if copied.future else "",
-        "\n".join(environment([*copied.folders], judged_on(outcome))),
+        "\n".join(environment([*copied.folders], looks.on)),
         "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
         "\n".join(configuration()),
         *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in copied.missing),
@@ -73,11 +76,11 @@ def compose(calls: list[Call], usage: Usage, test: Report, path: str, outcome: O
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def our_part(calls: list[Call], copied: Slice, outcome: Outcome | None) -> list[str]:
+def our_part(calls: list[Call], copied: Slice, looks: Looks) -> list[str]:
     """The layers around the calls, and what the user's code gets in the place of ``nnx_wrap``. What those need is copied."""
     *earlier, last = [replace(call, alone=len(calls) == 1) for call in calls]
-    texts = [call_text(call, copied, number=f"_{number}") for number, call in enumerate(earlier, 1)]
-    texts.append(call_text(last, copied, outcome))
+    texts = [call_text(call, copied, Looks(), f"_{number}") for number, call in enumerate(earlier, 1)]
+    texts.append(call_text(last, copied, looks))
     wrapped = "wrapped"
     if earlier:
         in_order = ", ".join(f"*[wrapped_{number}] * {call.times}" for number, call in enumerate(earlier, 1))
@@ -102,13 +105,13 @@ def section(title: str, text: str) -> str:
     return f"# {f'--- {title} ':-<116}\n{text}"
 
 
-def header(nesting: Nesting, test: Report, path: str, outcome: Outcome | None) -> str:
+def header(nesting: Nesting, test: Report, path: str, outcome: Outcome | None, on: OnTarget | None) -> str:
     """What the program shows, in the words of the message, with which versions, and how to run it."""
     rows = [("nesting", str(nesting)), *(found_rows(outcome) if outcome is not None else ())]
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
     rows.append(("versions", f"{', '.join(versions)}, {machine}; it does not need the plugin"))
-    if on := judged_on(outcome):
+    if on is not None:
         rows.append(("needs", f"the wheel {on.wheel}, which compiles for {on.target}, and none of its devices"))
     if path:
         rows.append(("program", f"python {shlex.quote(path)}"))

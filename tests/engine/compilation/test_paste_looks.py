@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 from checking import call
 from flax import nnx
-from healthy import assign
 
 from pytest_nnxcheck.paste import looks, runtime
 from pytest_nnxcheck.paste.looks import (
     broken,
-    captured_bytes,
     differs,
-    is_handed_on,
     living_tracers,
     lost_by_program,
     peak,
     pointers,
-    refuses_writes,
     run_for_tracers,
 )
 from pytest_nnxcheck.paste.runtime import arrays_of, parts_of, staged, take_apart, value_at
@@ -73,6 +69,7 @@ def test_what_an_exception_holds_is_no_leak_and_the_exception_comes_out():
         run_for_tracers(lambda: jax.jit(fails)(jnp.ones(3)), {"float32[3]"}, "a leak")
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_donated_array_that_no_output_takes_has_lost_its_buffer():
     for function, lost in ((lambda x: x + 1, []), (lambda x: x.astype(jnp.int8), [0])):
         staged(jax.jit, function, donate_argnums=0)(jnp.zeros(8))
@@ -98,10 +95,6 @@ def test_a_value_is_another_one_where_it_is_far_enough_from_what_was_wanted():
     assert not differs(keys[0], keys[0], 0)
 
 
-def test_a_variable_of_this_trace_may_be_written():
-    assert not refuses_writes(Scale(), "factor")
-
-
 @pytest.mark.usefixtures("aliased_bytes")
 def test_the_peak_is_that_of_the_plugin(capsys):
     found = call(Scale(), jnp.ones((2, 64)), nesting="jit").outcome
@@ -111,20 +104,6 @@ def test_the_peak_is_that_of_the_plugin(capsys):
     program = runtime.STAGED[-1][0].compile()
     assert peak(program) == found.peak
     assert "temp_size_in_bytes" in capsys.readouterr().out
-
-
-def test_captured_arrays_are_counted():
-    weights = jnp.ones((64, 64))
-    program, state, inputs, _ = apart(lambda model, x: model(x) @ weights, Scale(), jnp.ones((2, 64)))
-    assert captured_bytes(program, state, inputs) == 1 << 14
-
-
-def test_a_leaf_that_the_trace_gives_back_is_not_written():
-    def writes(model, x):
-        assign(model.factor, model.factor[...] + x)
-
-    for function, found in ((writes, False), (lambda model, x: model(x), True)):
-        assert is_handed_on(*apart(function, Scale(), jnp.ones(64))[:3], "factor") == found
 
 
 def test_a_call_is_taken_apart_and_put_together():
