@@ -59,7 +59,7 @@ class Slice:
             if name in source.left_out:
                 self.missing[name] = None
                 continue
-            for statement in source.bound.get(name) or source.stars:
+            for statement in source.bound.get(name, ()):
                 if isinstance(statement, ast.Import | ast.ImportFrom):
                     self._take_import(module, statement, name)
                 else:
@@ -92,12 +92,12 @@ class Slice:
         return [text for texts in mine for _, text in sorted(texts.items())]
 
     def _take_import(self, module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> None:
-        alias = next(each for each in node.names if each.name == "*" or name == bound_name(each))
+        alias = next((each for each in node.names if name == bound_name(each)), ast.alias(name))  # or a star
         home = home_of(module, node, alias)
         source = sys.modules.get(home)
         if isinstance(node, ast.ImportFrom) and source is not None and is_copied(source):
             self._needs[module][source] = None
-            self.take(source, [name if alias.name == "*" else alias.name])
+            self.take(source, [alias.name])
             if alias.asname:
                 self.texts[module][node.lineno] = f"{alias.asname} = {alias.name}"
         elif home != "__future__":
@@ -120,7 +120,6 @@ class Source:
     lines: tuple[str, ...]
     tree: ast.Module
     bound: dict[str, list[ast.stmt]]
-    stars: list[ast.stmt]
     left_out: frozenset[str]
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - sources live as long as `read` knows them; programs are many
@@ -175,6 +174,8 @@ def read(module: ModuleType) -> Source:
     left: set[str] = set()
     for node in tree.body:
         names = bound_by(node)
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            names = {*vars(sys.modules[home_of(module, node, node.names[0])])}
         for name in names:
             bound.setdefault(name, []).append(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -183,11 +184,8 @@ def read(module: ModuleType) -> Source:
             )
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and left & names_of(node.value):
             left.update(names)
-    stars: list[ast.stmt] = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
-    ]
     left_out = frozenset[str]() if is_ours(module) else frozenset(left)
-    return Source(module, tuple(text.splitlines()), tree, bound, stars, left_out)
+    return Source(module, tuple(text.splitlines()), tree, bound, left_out)
 
 
 class Bare(ast.NodeTransformer):

@@ -34,7 +34,7 @@ class Origin:
 
 
 class Fixture:
-    """In the place of the value of a fixture that a fixture asks for: only pytest has it."""
+    """Takes the place of the value of a fixture that another fixture asks for: only pytest has it."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Usage:
         return self.hole(name, value)
 
     def hole(self, name: str, value: Any) -> str:
-        """A marked place to fill in: nothing is of that name, so that the program ends at this line."""
+        """Mark a place to fill in. Nothing has the name ``FILL_IN``, so the program ends at that line."""
         place = re.sub(r"\W", "_", name)
         self.setup[f"{place} = FILL_IN  # {place} was a {type(value).__qualname__}: write a value here"] = None
         return place
@@ -84,14 +84,17 @@ class Usage:
         plain = inspect.unwrap(function) if function is not None and not inspect.ismethod(function) else None
         if plain is None or plain.__module__.partition(".")[0] in LEFT_OUT:
             return ""
-        given, parameters, made = [], self.origin.parameters, f"fixture_{name}"
+        own, parameters, made = self.slice.take_function(plain), self.origin.parameters, f"fixture_{name}"
+        given = []
         for each in inspect.signature(plain).parameters:
             if each == "request":
                 param = self.value(f"{name}.param", parameters.get(name))
                 given.append(f"request=__import__('types').SimpleNamespace(param={param})")
+            elif each == name:  # the fixture that it overrides
+                given.append(f"{each}={self.hole(each, Fixture())}")
             else:
                 given.append(f"{each}={self.value(each, parameters.get(each, Fixture()))}")
-        line = f"{self.slice.take_function(plain)}({', '.join(given)})"
+        line = f"{own}({', '.join(given)})"
         if inspect.isgeneratorfunction(plain):
             self.setup[f"{made}_steps = {line}"] = None
             # Not when the modules that it needs are gone already.

@@ -30,7 +30,7 @@ class Odd:
 KEPT = []
 
 @pytest.fixture
-def handle(tmp_path):
+def handle(handle, tmp_path):
     try:
         yield object()
     finally:
@@ -43,16 +43,16 @@ def test_hole(nnx_wrap, handle, capsys):
 
 
 def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
-    result = inner(HOLE, "--nnx-nesting", "jit")
+    conftest = "import pytest\n\n@pytest.fixture\ndef handle():\n    return 1\n"
+    result = inner(HOLE, "--nnx-nesting", "jit", conftest=conftest)
     ((_, _, program),) = told(result.stdout.str()).values()
     text = (pytester.path / program).read_text("utf-8")
-    assert "capsys = FILL_IN  # capsys was a CaptureFixture" in text
+    assert "handle = FILL_IN  # handle was a Fixture" in text, "a fixture that overrides another"
     done = run_fresh(pytester.path / program)
     assert done.returncode == 1
-    assert "capsys = FILL_IN  # capsys was a CaptureFixture" in done.stderr, (
-        "the last line of its traceback asks for it"
-    )
-    (pytester.path / "filled.py").write_text(text.replace("capsys = FILL_IN", "capsys = None"), "utf-8")
+    assert "handle = FILL_IN" in done.stderr, "the last line of its traceback asks for it"
+    assert "capsys = FILL_IN  # capsys was a CaptureFixture" in text
+    (pytester.path / "filled.py").write_text(text.replace("= FILL_IN", "= None"), "utf-8")
     done = run_fresh(pytester.path / "filled.py")
     assert "AssertionError: nnx invariant broken: tracers" in done.stderr
     assert "closed with a module" in done.stdout, "a fixture is closed before the modules that it needs are gone"
