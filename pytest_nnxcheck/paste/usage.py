@@ -91,7 +91,7 @@ class Usage:
                 param = self.value(f"{name}.param", parameters.get(name))
                 given.append(f"request=__import__('types').SimpleNamespace(param={param})")
             elif each == name:  # the fixture that it overrides
-                given.append(f"{each}={self.hole(each, Fixture())}")
+                given.append(f"{each}={self.hole(f'overridden_{each}', Fixture())}")
             else:
                 given.append(f"{each}={self.value(each, parameters.get(each, Fixture()))}")
         line = f"{own}({', '.join(given)})"

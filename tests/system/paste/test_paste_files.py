@@ -47,10 +47,10 @@ def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
     result = inner(HOLE, "--nnx-nesting", "jit", conftest=conftest)
     ((_, _, program),) = told(result.stdout.str()).values()
     text = (pytester.path / program).read_text("utf-8")
-    assert "handle = FILL_IN  # handle was a Fixture" in text, "a fixture that overrides another"
+    assert "overridden_handle = FILL_IN  # overridden_handle was a Fixture" in text, "a fixture that overrides another"
     done = run_fresh(pytester.path / program)
     assert done.returncode == 1
-    assert "handle = FILL_IN" in done.stderr, "the last line of its traceback asks for it"
+    assert "overridden_handle = FILL_IN" in done.stderr, "the last line of its traceback asks for it"
     assert "capsys = FILL_IN  # capsys was a CaptureFixture" in text
     (pytester.path / "filled.py").write_text(text.replace("= FILL_IN", "= None"), "utf-8")
     done = run_fresh(pytester.path / "filled.py")
