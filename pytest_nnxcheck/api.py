@@ -202,7 +202,7 @@ def _run(
             wrapped(*args, **kwargs)
 
         called_by = None if frame is None else frame.f_back
-        texts = files.of_check(called_by, wrapped.__wrapped__, args, kwargs, chosen)
+        texts = files.of_check(called_by, wrapped.__wrapped__, args, kwargs)
         run = Run(chosen, programs=texts)
         error = _outcome(hypothesis_test.build(body, run, ()), run)
         run.forget()

@@ -13,7 +13,6 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
-from pytest_nnxcheck.transforms.compose import donated_inputs
 from pytest_nnxcheck.transforms.root import Root
 
 
@@ -27,13 +26,10 @@ class Call:
     settings: Settings
     flags: tuple[bool, bool]
     """Of flax's mode: its graph, and graph updates."""
+    times: int = 1
+    """How often its test makes it, one time after the other."""
     alone: bool = True
     """Whether its test makes no other: several are all written in the same way."""
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The numbers of the inputs that are donated."""
-        return donated_inputs(self.subject, self.nesting, self.settings.donate)
 
     @property
     def opened(self) -> dict[str, Any]:
@@ -64,22 +60,21 @@ class Call:
     def whole(self) -> str:
         """The text of a call that a program need not take apart; empty for any other.
 
-        Such a call has one module, arrays alone, and one array as its output.
+        Such a call has one module, which comes first, then arrays alone, and one array as its output.
         """
         subject, profile = self.subject, self.profile
         arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
-        one_array = profile.output.plain and profile.output.names == ("",)
-        if not (self.alone and arrays_alone and subject.input_names and one_array):
+        if not self.alone or not arrays_alone or not (profile.output.plain and profile.output.names == ("",)):
             return ""
-        parameters = inspect.signature(subject.function).parameters.values()
-        given = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
         labels = [*subject.labels.values(), *subject.input_names]
-        if getattr(subject.function, "__qualname__", "") == f"{type(subject.state).__qualname__}.__call__":
-            return "type(subject).__call__" if given[1 : len(labels)] == labels[1:] else ""
-        return "subject" if given[: len(labels)] == labels and "subject" not in labels else ""
+        parameters = inspect.signature(subject.function).parameters.values()
+        given = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD][: len(labels)]
+        if not subject.input_names or given[1:] != labels[1:]:
+            return ""
+        return "subject(state, *inputs)" if given[0] == labels[0] else "state(*inputs)"
 
     @property
     def given(self) -> str:
         """The arguments of a `whole` call by their names; ``*args, **kwargs`` for any other."""
-        models = [*self.subject.labels.values()] if self.whole == "subject" else []
-        return ", ".join([*models, *self.subject.input_names] if self.whole else ["*args", "**kwargs"])
+        model = [*self.subject.labels.values()] if self.whole.startswith("subject") else []
+        return ", ".join([*model, *self.subject.input_names]) if self.whole else "*args, **kwargs"

@@ -17,20 +17,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.core import settings
-from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
+from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.example import CallStarted
 from pytest_nnxcheck.paste import usage
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.paste.usage import Usage, one_line
-from pytest_nnxcheck.reporting import report
+from pytest_nnxcheck.reporting.report import Report
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Nesting
     from pytest_nnxcheck.core.outcome import Outcome
-    from pytest_nnxcheck.core.settings import Settings
     from pytest_nnxcheck.paste.call import Call
 
 LONGEST = 60
@@ -52,10 +50,10 @@ def file_name(text: str) -> str:
 class Programs:
     """The programs of one run."""
 
-    title: str
+    test: Report
+    """A report of the test without outcomes: its name, and how to run it."""
     usage_of: Callable[[Any], Usage]
     """How the body of an example, or the caller of a check, makes its calls."""
-    replay: Callable[[Nesting], str]
     folder: Callable[[], Path] | None = None
     """Where they go; without one they are kept as text alone."""
     near: Path | None = None
@@ -63,15 +61,15 @@ class Programs:
     texts: dict[Nesting, str] = field(default_factory=dict)
     """The programs of the nestings that broke."""
     _body: Any = None
-    _usage: Usage | None = None
     _calls: list[Call] = field(default_factory=list)
-    """Those of the present body, without repetitions of the last one."""
+    """Those of the present body; of equal ones in a row the last."""
+    _drafted: bool = False
     _problem: str = ""
 
     def listen(self, event: object) -> None:
         """Write the program of each call before it runs: the call may take the process with it."""
         if isinstance(event, BodyStarted):
-            self._body, self._usage, self._calls = event.body, None, []
+            self._body, self._calls, self._drafted = event.body, [], False
         elif isinstance(event, CallStarted):
             with self._harmless():
                 self._draft(event)
@@ -83,15 +81,16 @@ class Programs:
         """The outcome of a nesting with its program, which now looks for what broke."""
         if outcome.verdict not in KEPT or outcome.program or not (self._calls or self._problem):
             return outcome
-        from pytest_nnxcheck.paste.findings import can_look_for
+        from pytest_nnxcheck.paste.findings import looks_of
 
         broken = [violation.invariant for violation in outcome.violations]
-        if broken and not any(map(can_look_for, outcome.violations)):
-            return replace(outcome, program=f"none: no program can look for {' and '.join(broken)} without the plugin")
         with self._harmless():
+            if broken and self._calls and not looks_of(outcome, self._calls[-1]):
+                none = f"none: no program can look for {' and '.join(broken)} without the plugin"
+                return replace(outcome, program=none)
             if self._calls:
                 path = self._path(str(outcome.nesting))
-                text = self.texts[outcome.nesting] = self._compose(outcome.nesting, self._calls, path, outcome)
+                text = self.texts[outcome.nesting] = self._compose(self._calls, path, outcome)
                 self._write(path, text)
                 return replace(outcome, program=self._shown(path))
         return replace(outcome, program=f"not written: {self._problem}")
@@ -99,32 +98,35 @@ class Programs:
     def _draft(self, event: CallStarted) -> None:
         """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
         from pytest_nnxcheck.paste.call import Call
+        from pytest_nnxcheck.paste.findings import Looks
         from pytest_nnxcheck.paste.layers import call_text
         from pytest_nnxcheck.subject.profile import UNKNOWN
 
         call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
-        if self._calls and self._calls[-1].subject is call.subject:
-            self._calls.pop()  # the same call, of which more is known by now
-        if self._calls and call_text(call, Slice()) == call_text(self._calls[-1], Slice()):
-            return  # the program makes every further call as the last one
+        last = self._calls[-1] if self._calls else None
+        if last is not None and last.subject is call.subject:
+            # The same call, of which more is known by now.
+            self._calls[-1:] = [replace(last, times=last.times - 1)] if last.times > 1 else []
+        elif last is not None and call_text(call, Slice(), Looks()) == call_text(last, Slice(), Looks()):
+            if event.profile is not None:
+                self._calls[-1] = replace(last, subject=call.subject, times=last.times + 1)
+            return
         if self.folder is not None:
             path = self._path("running")
-            self._write(path, self._compose(event.nesting, [*self._calls, call], path))
+            self._write(path, self._compose([*self._calls, call], path))
         if event.profile is not None:
             self._calls.append(call)
 
-    def _compose(self, nesting: Nesting, calls: list[Call], path: Path | None, outcome: Outcome | None = None) -> str:
-        from pytest_nnxcheck.paste.program import Spec, compose
+    def _compose(self, calls: list[Call], path: Path | None, outcome: Outcome | None = None) -> str:
+        from pytest_nnxcheck.paste.program import compose
 
-        if self._usage is None:
-            self._usage = self.usage_of(self._body)
-        spec = Spec(nesting, tuple(calls), self.title, self.replay(nesting), self._shown(path), outcome)
-        return compose(spec, self._usage)
+        self._drafted = True
+        return compose(calls, self.usage_of(self._body), self.test, self._shown(path), outcome)
 
     def _finish(self, outcomes: Mapping[Nesting, Outcome]) -> None:
         """The body has ended: its draft goes, and a program of its nesting that has nothing to show."""
-        nestings, drafted = {call.nesting for call in self._calls}, self._usage is not None
-        self._body, self._usage, self._calls = None, None, []
+        nestings, drafted = {call.nesting for call in self._calls}, self._drafted
+        self._body, self._calls, self._drafted = None, [], False
         holding = [each for each in nestings if each not in outcomes or outcomes[each].verdict not in KEPT]
         for nesting in holding:
             self.texts.pop(nesting, None)
@@ -134,7 +136,7 @@ class Programs:
                 path.parent.rmdir()
 
     def _path(self, name: str) -> Path | None:
-        return self.folder and self.folder() / file_name(self.title) / f"{file_name(name)}.py"
+        return self.folder and self.folder() / file_name(self.test.test_id) / f"{file_name(name)}.py"
 
     def _shown(self, path: Path | None) -> str:
         """The path as the user types it, from the folder that paths are shown relative to."""
@@ -155,7 +157,7 @@ class Programs:
         except Exception as error:  # noqa: BLE001 - the user's code and file system may do anything
             if not self._problem:
                 self._problem = one_line(f"{type(error).__name__}: {error}")
-                text = f"the programs to paste of {one_line(self.title)} cannot be written ({self._problem})"
+                text = f"the programs to paste of {one_line(self.test.test_id)} cannot be written ({self._problem})"
                 with contextlib.suppress(ProgramWarning):
                     warnings.warn(ProgramWarning(text), stacklevel=2)
 
@@ -163,23 +165,8 @@ class Programs:
 # --- the programs of a check outside of pytest
 
 
-def of_check(
-    frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], chosen: Settings
-) -> Programs:
+def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Programs:
     """The programs of a `check`, as text: nobody said where files could go."""
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
-
-    def usage_of(_body: Any) -> Usage:
-        return usage.of_check(frame, subject, args, kwargs, own_transforms(chosen))
-
-    def replay(nesting: Nesting) -> str:
-        return report.replay(report.Report((), settings.Settings()), nesting)
-
-    return Programs(f"check({name})", usage_of, replay)
-
-
-def own_transforms(chosen: Settings) -> list[Callable[..., Any]]:
-    """The functions of the user's own transforms that a nesting of the settings may have."""
-    layers = () if chosen.nesting is None else chosen.nesting.layers
-    named = {*chosen.transforms, *(layer.transform for layer in layers)}
-    return [each.function for (transform, _), each in REGISTERED.items() if transform in named]
+    test = Report((), Settings(), test_id=f"check({name})")
+    return Programs(test, lambda _body: usage.of_check(frame, subject, args, kwargs))

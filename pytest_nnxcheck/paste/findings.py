@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pytest_nnxcheck.compat import targets
+from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
 from pytest_nnxcheck.core import outcome as found
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, row_of
 from pytest_nnxcheck.core.chips import parse_target
@@ -15,77 +15,67 @@ from pytest_nnxcheck.core.peak import FLOOR, OnTarget, Split
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.paste.call import Call
 
-ASSERTED = frozenset(("tracers", "memory", "donation", "parity"))
-"""The invariants that a program can look for without the plugin."""
-KNOWN_HERE_ALONE = found.MemoryWasted | found.StateTouched
-"""What only the plugin can see: where the un-nested call wastes memory, and that a layer which asks for shapes wrote a value."""
-
-
-def can_look_for(violation: Violation) -> bool:
-    """Whether a program can look for a violation without the plugin."""
-    hidden = [isinstance(finding, KNOWN_HERE_ALONE) for finding in violation.findings]
-    return violation.invariant in ASSERTED and not (hidden and all(hidden))
-
-
-def judged_on(outcome: Outcome | None) -> OnTarget | None:
-    """The first target of which a program has to show something: where the CPU shows nothing."""
-    violations = outcome.violations if outcome is not None else ()
-    every = [each for violation in violations if violation.invariant in ASSERTED for each in violation.findings]
-    on = [finding.on for finding in every if isinstance(finding, FindingOnTarget)]
-    return on[0] if on and len(on) == len(every) else None
-
 
 @dataclass
 class Looks:
-    """What a program looks for: lines at what the call is handed, before and after it runs."""
+    """What a program looks for, each line with what the plugin said: at what the call is handed, before and after it runs."""
 
-    first: dict[str, None] = field(default_factory=dict)
-    before: dict[str, None] = field(default_factory=dict)
-    after: dict[str, None] = field(default_factory=dict)
-    search: dict[str, None] = field(default_factory=dict)
+    on: OnTarget | None = None
+    """The target that it compiles for: the first, where the CPU shows nothing."""
+    first: dict[str, str] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
+    after: dict[str, str] = field(default_factory=dict)
+    search: dict[str, str] = field(default_factory=dict)
     """Types of tracers to look for when it has run."""
-    broken: dict[str, str] = field(default_factory=dict)
-    """What the plugin said, by invariant."""
     own_arrays: bool = True
     """Whether the run gets arrays of its own: not where something looks into the buffers of the user's."""
 
     @property
     def compiles(self) -> bool:
-        return any("COMPILED" in line for line in self.after)
+        return any("executable" in line for line in self.after)
 
-    @property
-    def donates(self) -> bool:
-        return not self.broken or bool(self.broken.keys() & {"memory", "donation"})
+    def __bool__(self) -> bool:
+        return bool(self.first or self.after or self.search)
 
 
-def looks_of(outcome: Outcome | None, call: Call) -> Looks:
-    """What a program looks for; nothing before the nesting has run, and where it raised what the user's code raises."""
-    looks = Looks()
-    if on := judged_on(outcome):
-        target = parse_target(on.target)
-        how = f"{targets.topology(target)}, {targets.effort_options(on.effort)}, {targets.options_for(target.chip)}"
-        looks.after[f"program, there = on_target({how}, COMPILED[-1])"] = None
-    for violation in outcome.violations if outcome is not None else ():
-        seen = set[type[Finding]]()
+def looks_of(outcome: Outcome, call: Call) -> Looks:
+    """What a program looks for; nothing where the nesting raised what the user's code raises, and for what the plugin alone can see."""
+    every = [(each, finding) for each in outcome.violations for finding in firsts(each) if any(look_for(finding, call))]
+    there = [finding.on for _, finding in every if isinstance(finding, FindingOnTarget)]
+    looks = Looks(there[0] if len(there) == len(every) > 0 else None)
+    for violation, finding in every:
+        if (finding.on if isinstance(finding, FindingOnTarget) else None) != looks.on:
+            continue
+        looks.own_arrays &= not isinstance(finding, found.ViewedBuffer)
         rows = violation.details if violation.invariant == "donation" else ()  # a row a leaf
-        looks.broken[violation.invariant] = violation.summary
         words = ", ".join(ascii(text) for text in (violation.summary, *(text for _, text in rows)))
-        for finding in violation.findings:
-            looks.own_arrays &= not isinstance(finding, found.ViewedBuffer)
-            if isinstance(finding, FindingOnTarget) == (on is not None) and type(finding) not in seen:
-                seen |= {type(finding)} - {found.TracerLeft}
-                for when, text in look_for(finding, call):
-                    says = f"broken({violation.invariant!r}, {text}, {words})"
-                    getattr(looks, when)[says if when in ("first", "after") else text] = None
+        for when, text in look_for(finding, call):
+            looked = f"broken({violation.invariant!r}, {text}, {words})"
+            getattr(looks, when)[looked if when in ("first", "after") else text] = violation.summary
+    if looks.compiles:
+        made = "STAGED[-1][0].compile(), STAGED[-1][0]"
+        if looks.on is not None:
+            target, effort = parse_target(looks.on.target), effort_options(looks.on.effort)
+            made = f"on_target({topology(target)}, {effort}, {options_for(target.chip)}, *STAGED[-1])"
+        looks.after = {f"executable, lowered = {made}": "", **looks.after}
     return looks
+
+
+def firsts(violation: Violation) -> Iterable[Finding]:
+    """Of each kind of finding the first, and every tracer."""
+    return {
+        each if isinstance(each, found.TracerLeft) else type(each): each for each in violation.findings[::-1]
+    }.values()
 
 
 def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - one case a kind
     """When a program looks for a finding, and the expression that is true where it is there."""
     keys, value = call.keys(finding.path), call.value(finding.path)
     match finding:
+        case found.TracerLeft(leak=leak) if leak.before:
+            yield "first", f"{leak.type!r} in living_tracers().values()"
         case found.TracerLeft(leak=leak):
-            yield ("first", f"any_tracers({{{leak.type!r}}})") if leak.before else ("search", leak.type)
+            yield "search", leak.type
         case found.MadeInEndedTrace():
             yield "first", f"refuses_writes(state, {keys})"
         case found.PeakOverBudget(figures=figures):
@@ -95,23 +85,18 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
         case found.ConstantsCaptured():
             yield "first", f"captured_bytes(program, state, inputs) >= {FLOOR}"
         case found.SharedBuffer(other=other) if value and call.value(other):
-            yield "first", f"is_shared({value}, state, inputs)"
-        case found.SharedBuffer() | found.Orphaned():
-            yield "after", "any_deleted()"
-        case found.LostBuffer() if call.subject.abstract:
-            yield "after", "lost_by_program(*COMPILED[-1][:2])"
-        case found.LostBuffer() | found.ViewedBuffer():
-            kind = repr(str(finding.type)) if isinstance(finding, found.LostBuffer) else f"describe({value})"
-            yield (
-                "before",
-                f"donated = places({', '.join(['state', *(f'inputs[{number}]' for number in call.donated)])})",
-            )
-            yield "after", f"is_lost(donated, {kind}, state, output)"
+            yield "first", f"pointers({value}) & pointers({call.value(other)})"
+        case found.Orphaned() if value:
+            yield "after", f"{value}.is_deleted()"
+        case found.ViewedBuffer() | found.LostBuffer(cause="sharding", abstract=False) if value:
+            yield "before", f"donated = pointers({value})"
+            yield "after", "donated - pointers(state, output)"
+        case found.LostBuffer() | found.LostOnTarget():
+            yield "after", "lost_by_program(executable, lowered)"
         case found.UpdateDropped():
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
         case found.ValueDiffers(size=size):
-            eager = f"({meaning_text(call.nesting)})(eager, *inputs)"
-            wanted = f"wanted = {eager}"
+            wanted = f"wanted = ({meaning_text(call.nesting)})(eager, *inputs)"
             yield "before", "call, eager = program, nnx.clone(state)"
             yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
             yield "before", wanted if call.nesting.layers else f"with jax.disable_jit():\n        {wanted}"
@@ -119,19 +104,17 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
                 yield "before", f"wanted = {call.value(finding.path, 'eager')}"
             yield "after", f"differs(wanted, {value or primal_text(call.nesting)}, {min(size / 2, 1e300)!r})"
         case found.DoesNotFit(on=on):
-            yield "after", f"peak_on_target(program, {bool(parse_target(on.target).chip.gpu)}) > {on.limit}"
+            yield "after", f"peak_on_target(executable, {bool(parse_target(on.target).chip.gpu)}) > {on.limit}"
         case found.OverBudgetOnTarget(on=on, bound=bound):
-            yield "after", f"peak_on_target(program, {bool(parse_target(on.target).chip.gpu)}) > {bound.budget}"
+            yield "after", f"peak_on_target(executable, {bool(parse_target(on.target).chip.gpu)}) > {bound.budget}"
         case found.CopiedOnTarget(on=on) if on.split is not None:
-            yield "after", f"peak(program) > {on.split.peak - on.copies // 2}"
-        case found.LostOnTarget():
-            yield "after", "lost_by_program(program, there)"
+            yield "after", f"peak(executable) > {on.split.peak - on.copies // 2}"
 
 
 def over(split: Split, most: int) -> str:
     """Whether the peak is over so many bytes. No total of XLA's counts constants: where they decide, they are taken off the bound."""
     decide = split.peak - split.constants <= most
-    return f"peak(COMPILED[-1][0]) > {most - split.constants * decide}"
+    return f"peak(executable) > {most - split.constants * decide}"
 
 
 def meaning_text(nesting: Nesting) -> str:

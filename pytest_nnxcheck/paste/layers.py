@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,28 +13,27 @@ import jax
 
 from pytest_nnxcheck.compat import graph, sharding
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
-from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.paste.call import Call
-from pytest_nnxcheck.paste.findings import Looks, looks_of
+from pytest_nnxcheck.paste.findings import Looks
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.subject.profile import UNKNOWN
-from pytest_nnxcheck.subject.subject import Nodes
-from pytest_nnxcheck.transforms.compose import home, output_shapes
+from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 
-def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: str = "") -> str:
-    """Two functions: one puts the layers around a call, one takes it apart, runs it and looks. What those need of ours is copied."""
-    looks, layers = looks_of(outcome, call), "call"
+def call_text(call: Call, copied: Slice, looks: Looks, number: str = "") -> str:
+    """Two functions: one puts the layers around a call, one takes it apart, runs it and looks. What those need is copied."""
+    layers = "call"
     for index in reversed(range(len(call.nesting.layers))):
-        layers = layer_text(call, index, layers, looks, ours)
-    run, output = f"nesting{number}(program)(state, *inputs)", un_nested(call)
+        layers = layer_text(call, index, layers, looks, copied)
+    run, output = f"nesting{number}(program)", un_nested(call)
     if call.subject.abstract and call.root.style is None:
-        run = f"traced(nesting{number}(program), state, inputs)"
+        run = f"staged(nnx.jit, {run}, types_of)"
+    run += "(state, *inputs)"
     if looks.search:
-        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {looks.broken['tracers']!a})"
+        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {next(iter(looks.search.values()))!a})"
     lines = [
-        *apart(call),
+        apart(call),
         *looks.first,
         *ready(call, looks),
         *looks.before,
@@ -41,37 +41,35 @@ def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: s
         *looks.after,
         f"return {output}[0]" if call.whole else f"return rebuild({output})",
     ]
-    given = {"subject": "state, *inputs", "": "*args, **kwargs"}.get(call.whole, "*inputs")
+    given = "state, *inputs" if call.whole else "*args, **kwargs"
+    given = given if call.whole.startswith("state") else f"subject, {given}"
     body = "\n".join(f"    {line}" for line in lines)
-    return f"def nesting{number}(call):\n    return {layers}\n\ndef wrapped{number}(subject, {given}):\n{body}"
+    return f"def nesting{number}(call):\n    return {layers}\n\ndef wrapped{number}({given}):\n{body}"
 
 
-def apart(call: Call) -> Iterator[str]:
-    """The lines that take a call apart."""
+def apart(call: Call) -> str:
+    """The line that takes a call apart."""
     subject, profile = call.subject, call.profile
     if call.whole:
-        yield from ["state = subject"] if call.whole != "subject" else []
-        yield f"program = lambda state, *inputs: ({call.whole}(state, *inputs),)"
-        return
+        return f"program = lambda state, *inputs: ({call.whole},)"
     given = "unwrapped(subject, args, kwargs)" if subject.partial else "(subject, args, kwargs)"
     pack = "arrays_of" if profile.output.plain or (profile is UNKNOWN and call.nesting.layers) else "parts_of"
     if call.opened:
         given, pack = f"opened({given})", "emptied"
-    names = subject.names if isinstance(subject.state, Nodes) else None
-    yield f"program, state, inputs, rebuild = take_apart({given}, {names!r}, {pack})"
+    return f"program, state, inputs, rebuild = take_apart({given}, {subject.names!r}, {pack})"
 
 
 def ready(call: Call, looks: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     layers, abstract = call.nesting.layers, call.subject.abstract
-    if not abstract and looks.donates and looks.own_arrays and call.root.style is not None:
+    if not abstract and looks.own_arrays and call.root.style is not None:
         yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
-    if not abstract and (not call.whole or call.donated):
+    if not abstract and (not call.whole or donated_inputs(call.subject, call.nesting, call.settings.donate)):
         yield "inputs = [*map(jnp.array, inputs)]"
     elif abstract and sharding.active_mesh() is not None:
         yield "nnx.update(state, abstract_state(nnx.state(state)))"
-    stacked = "with_axis(leaf)" if abstract else "jnp.stack([leaf, leaf])"
-    yield from [f"inputs = [{stacked} for leaf in inputs]" for layer in layers if layer.row.axis]
+    stacked = "jax.eval_shape(stack, inputs)" if abstract else "[jnp.stack([leaf, leaf]) for leaf in inputs]"
+    yield from [f"inputs = {stacked}" for layer in layers if layer.row.axis]
     if call.root.takes_state and any(layer.row.on_mesh for layer in layers):
         yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
 
@@ -90,14 +88,14 @@ def un_nested(call: Call) -> str:
 # --- layers
 
 
-def layer_text(call: Call, index: int, inner: str, looks: Looks, ours: Slice) -> str:
-    """A layer around an inner program: its function, which is copied, and a plan of what that reads."""
+def layer_text(call: Call, index: int, inner: str, looks: Looks, copied: Slice) -> str:
+    """A layer around an inner program: its function, which is copied, and a plan of what that reads. Raises `NoSource`."""
     layer = call.nesting.layers[index]
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
-        made = f"{getattr(own.function, '__name__', layer.transform)}({inner})"
+        made = f"{copied.take_function(inspect.unwrap(own.function))}({inner})"
         return f"lambda state, *inputs: {made}(state, *inputs)"  # made anew for each trace
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    ours.take(home(name), [name])
+    copied.take(home(name), [name])
     words, plan = read_of_plan(name), plan_of(call, index, looks)
     given = ", ".join(f"{word}={getattr(plan, word)}" for word in words)
     return f"{name}({inner}, {f'types.SimpleNamespace({given})' if words else None})"
@@ -129,11 +127,11 @@ def plan_of(call: Call, index: int, looks: Looks) -> SimpleNamespace:
 
 
 def jit_text(call: Call, looks: Looks) -> str:
-    """The jit of the outermost layer: it donates, and is compiled before it runs where a look asks for the program."""
+    """The jit of the outermost layer: it donates, and is lowered before it runs where a look asks for the program."""
     abstract, donated = call.subject.abstract, call.root.donated_arguments
-    options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated and looks.donates else "")
+    options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated else "")
     if abstract or looks.compiles:
-        return f"compiled(wrapper, f{', leave' if abstract else ''}{options})"
+        return f"staged(wrapper, f{', types_of' if abstract else ''}{options})"
     return f"wrapper(f{options})"
 
 

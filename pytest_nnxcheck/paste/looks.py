@@ -41,8 +41,10 @@ def describe(array: Any) -> str:
 # --- tracers
 
 
-def living_tracers() -> dict[int, Any]:
-    return {id(each): each for each in gc.get_objects() if issubclass(type(each), jax.core.Tracer)}
+def living_tracers() -> dict[int, str]:
+    """The types of the tracers that are alive."""
+    gc.collect()
+    return {id(each): describe(each.aval) for each in gc.get_objects() if issubclass(type(each), jax.core.Tracer)}
 
 
 def run_for_tracers(run: Callable[[], Any], kinds: set[str], *words: str) -> Any:
@@ -55,18 +57,11 @@ def run_for_tracers(run: Callable[[], Any], kinds: set[str], *words: str) -> Any
         error = raised.with_traceback(None)  # its frames hold tracers of their own
         error.__cause__ = error.__context__ = None
     jax.clear_caches()
-    gc.collect()
-    new = {describe(tracer.aval) for key, tracer in living_tracers().items() if key not in before}
+    new = {kind for key, kind in living_tracers().items() if key not in before}
     broken("tracers", new & kinds or isinstance(error, jax.errors.UnexpectedTracerError), *words)
     if error is not None:
         raise error
     return output
-
-
-def any_tracers(kinds: set[str]) -> Any:
-    """Whether tracers of these types are alive before the call."""
-    gc.collect()
-    return kinds & {describe(tracer.aval) for tracer in living_tracers().values()}
 
 
 def refuses_writes(state: Any, *keys: Any) -> bool:
@@ -107,37 +102,14 @@ def jaxpr_of(program: Any, state: Any, inputs: Any, *keys: Any) -> Any:
 # --- donation
 
 
-def pointers(*arrays: Any) -> set[tuple[int, str]]:
+def pointers(*trees: Any) -> set[tuple[int, str]]:
     """Where the shards of arrays lie, and which part of the array each is."""
+    arrays = jax.tree.leaves([nnx.state(tree) if isinstance(tree, nnx.Module) else tree for tree in trees])
     living = [array for array in arrays if isinstance(array, jax.Array) and array.size and not array.is_deleted()]
     keys = jax.dtypes.prng_key
     plain = [jax.random.key_data(array) if jnp.issubdtype(array.dtype, keys) else array for array in living]
     shards = [shard for array in plain for shard in array.addressable_shards]
     return {(shard.data.unsafe_buffer_pointer(), str(shard.index)) for shard in shards}
-
-
-def places(*trees: Any) -> list[Any]:
-    """The type of each array, and its pointers."""
-    arrays = jax.tree.leaves([nnx.state(tree) if isinstance(tree, nnx.Module) else tree for tree in trees])
-    return [(describe(array), pointers(array)) for array in arrays]
-
-
-def is_lost(before: list[Any], kind: str, *trees: Any) -> bool:
-    """Whether nothing that came back lies where some donated array of this type lay."""
-    after = {pointer for _, found in places(*trees) for pointer in found}
-    return any(each == kind and not found <= after for each, found in before)
-
-
-def is_shared(array: Any, *trees: Any) -> bool:
-    return sum(bool(pointers(array) & found) for _, found in places(*trees)) > 1
-
-
-def any_deleted() -> bool:
-    """Whether a Variable holds a deleted array, which was donated for another Variable."""
-    gc.collect()
-    held = [variables.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
-    arrays = [each for each in held if isinstance(each, jax.Array) and not isinstance(each, jax.core.Tracer)]
-    return any(array.size and array.is_deleted() for array in arrays)
 
 
 def lost_by_program(program: Any, lowered: Any) -> list[int]:
@@ -176,14 +148,16 @@ def is_near(one: Any, two: Any, least: float) -> bool:
 # --- a target
 
 
-def on_target(where: dict[str, Any], effort: dict[str, Any], options: Any, stage: Any) -> tuple[Any, Any]:
+def on_target(
+    where: dict[str, Any], effort: dict[str, Any], options: Any, lowered: Any, jitted: Any, args: Any
+) -> tuple[Any, Any]:
     """Compile for a chip that is not there what jax has traced. Nothing runs on it. The program, or why its compiler refused it."""
     from jax.experimental import topologies
 
-    program, lowered, jitted, args = stage
     devices = topologies.get_topology_desc(**where).devices
     donated = tuple(number for number, info in enumerate(jax.tree.leaves(lowered.args_info)) if info.donated)
-    there = lowered_on(where["platform"], devices, mesh_of(jax.tree.leaves(args), program), jitted, args, donated)
+    mesh = mesh_of(jax.tree.leaves(args), lowered.compile())
+    there = lowered_on(where["platform"], devices, mesh, jitted, args, donated)
     try:
         with configured(effort):
             return there.compile(compiler_options=options), there

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import ast
 import platform
 import shlex
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import flax
 import jax
@@ -25,11 +25,11 @@ from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
 from pytest_nnxcheck.paste.call import Call
-from pytest_nnxcheck.paste.findings import judged_on
+from pytest_nnxcheck.paste.findings import Looks, looks_of
 from pytest_nnxcheck.paste.layers import call_text
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
-from pytest_nnxcheck.paste.usage import FILL_IN, STAND_IN, Usage, one_line
-from pytest_nnxcheck.reporting.report import headline
+from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
+from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
 from pytest_nnxcheck.subject import abstract_arrays
 from pytest_nnxcheck.transforms import layer, mapping
 
@@ -46,61 +46,52 @@ SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays)
 """Where the functions of ours are that the lines of a program call."""
 
 
-@dataclass(frozen=True)
-class Spec:
-    """One program: its nesting, its calls, and the outcome where it is known."""
-
-    nesting: Nesting
-    calls: tuple[Call, ...]
-    title: str
-    replay: str
-    path: str
-    outcome: Outcome | None = None
-
-
-def compose(spec: Spec, usage: Usage) -> str:
-    """The whole program."""
-    folders, user, holes = [*usage.slice.folders], usage.slice.chunks(ours=False), [*usage.holes]
-    texts, imports = our_part(spec)
-    taken = {name for text in (*usage.slice.imports, *user, *usage.setup) for name in bound_in(text)}
-    own = renamed(texts, taken)
-    imports |= {"import jax", "import jax.numpy as jnp", "from flax import nnx", *usage.slice.imports}
-    imports |= {f"import {name}" for name in ("contextlib", "itertools", "types") if name in globals_in(own)}
+def compose(calls: list[Call], usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
+    """The whole program of the calls of a test; it looks for the outcome of the last one, where that is known. Raises `NoSource`."""
+    looks = looks_of(outcome, calls[-1]) if outcome is not None else Looks()
+    nesting, copied = calls[-1].nesting, usage.slice
+    texts = our_part(calls, copied, looks)
+    user, ours = copied.chunks(ours=False), [*copied.chunks(ours=True), *texts]
+    taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)} - {"nnx_wrap"}
+    own = "\n\n".join(ours)
+    imports = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *copied.imports}
+    imports |= {f"import {name}" for name in ("contextlib", "types") if name in globals_in(own)}
+    if any(taken & bound_in(text) for text in ours):  # names of ours that the user's code has too
+        indented = textwrap.indent(own, "    ")
+        own = f"def with_own_names():\n{indented}\n\n    return nnx_wrap\n\nnnx_wrap = with_own_names()"
     missing = "{} = None  # needs pytest: write it anew where the test uses it"
-    if holes:
-        imports.add("import sys")
     parts = [
-        "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec).splitlines()),
-        "from __future__ import annotations" if usage.slice.future else "",
-        "\n".join(environment(folders, judged_on(spec.outcome))),
+        "\n".join(
+            f"# {one_line(line)}".rstrip() for line in header(nesting, test, path, outcome, looks.on).splitlines()
+        ),
+        "from __future__ import annotations" if copied.future else "",
+        "\n".join(environment([*copied.folders], looks.on)),
         "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
         "\n".join(configuration()),
-        *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in usage.slice.missing),
-        f"{FILL_IN} = ..." if holes else "",
+        *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in copied.missing),
         section("the test", "\n\n".join(user)),
         section("the layers that ran around it, and what looks for the finding", own),
-        section("the call", "\n".join(ending(spec, usage, holes))),
+        section("the call", "\n".join(ending(calls[-1], usage))),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def our_part(spec: Spec) -> tuple[list[str], set[str]]:
-    """The layers, the calls, and what those need; and import lines."""
-    ours, alone = Slice(), len(spec.calls) == 1
-    *earlier, last = [replace(call, nesting=spec.nesting, alone=alone) for call in spec.calls]  # the earlier ones hold
-    texts = [call_text(call, ours, number=f"_{number}") for number, call in enumerate(earlier, 1)]
-    texts.append(call_text(last, ours, spec.outcome))
-    wrapped, given = "wrapped", last.given
+def our_part(calls: list[Call], copied: Slice, looks: Looks) -> list[str]:
+    """The layers around the calls, and what the user's code gets in the place of ``nnx_wrap``. What those need is copied."""
+    *earlier, last = [replace(call, alone=len(calls) == 1) for call in calls]
+    texts = [call_text(call, copied, Looks(), f"_{number}") for number, call in enumerate(earlier, 1)]
+    texts.append(call_text(last, copied, looks))
+    wrapped = "wrapped"
     if earlier:
-        names = ", ".join(f"wrapped_{number}" for number, _ in enumerate(earlier, 1))
-        texts.append(f"CALLS = itertools.chain([{names}], itertools.repeat(wrapped))")
-        wrapped = "next(CALLS)"
-    texts.append(f"def nnx_wrap(subject):\n    return lambda {given}: {wrapped}(subject, {given})")
+        in_order = ", ".join(f"*[wrapped_{number}] * {call.times}" for number, call in enumerate(earlier, 1))
+        texts.append(f"CALLS = iter([{in_order}])")
+        wrapped = "next(CALLS, wrapped)"
+    texts.append(f"def nnx_wrap(subject):\n    return lambda {last.given}: {wrapped}(subject, {last.given})")
     for module in SOURCES:
-        ours.take(module, sorted(globals_in("\n".join(texts))))
-    if opened := {name: fields for call in spec.calls for name, fields in call.opened.items()}:
+        copied.take(module, sorted(globals_in("\n".join(texts))))
+    if opened := {name: fields for call in calls for name, fields in call.opened.items()}:
         texts.append(f"OPENED.update({opened!r})")
-    return [*ours.chunks(ours=True), *texts], {*ours.imports}
+    return texts
 
 
 def configuration() -> Iterator[str]:
@@ -114,35 +105,18 @@ def section(title: str, text: str) -> str:
     return f"# {f'--- {title} ':-<116}\n{text}"
 
 
-def renamed(texts: list[str], taken: set[str]) -> str:
-    """Our part of a program, with other names for what the user's part binds as well."""
-    clash = {name for text in texts for name in bound_in(text)} & (taken - {"nnx_wrap"})
-    whole = "\n\n".join(texts)
-    tree = ast.parse(whole if clash else "")
-    for node in ast.walk(tree):
-        for part in () if isinstance(node, ast.keyword) else ("id", "name", "arg"):
-            if getattr(node, part, None) in clash:
-                setattr(node, part, f"{getattr(node, part)}_")
-    return ast.unparse(tree) if clash else whole
-
-
-def header(spec: Spec) -> str:
+def header(nesting: Nesting, test: Report, path: str, outcome: Outcome | None, on: OnTarget | None) -> str:
     """What the program shows, in the words of the message, with which versions, and how to run it."""
-    outcome, rows = spec.outcome, [("nesting", str(spec.nesting))]
-    if outcome is not None and outcome.reason:
-        rows.append((outcome.verdict, outcome.reason))
-    for violation in outcome.violations if outcome is not None else ():
-        rows += [(violation.invariant, violation.summary), *violation.details]
-        rows += [("hint", violation.hint)] if violation.hint else []
+    rows = [("nesting", str(nesting)), *(found_rows(outcome) if outcome is not None else ())]
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
     rows.append(("versions", f"{', '.join(versions)}, {machine}; it does not need the plugin"))
-    if on := judged_on(outcome):
+    if on is not None:
         rows.append(("needs", f"the wheel {on.wheel}, which compiles for {on.target}, and none of its devices"))
-    if spec.path:
-        rows.append(("program", f"python {shlex.quote(spec.path)}"))
+    if path:
+        rows.append(("program", f"python {shlex.quote(path)}"))
     head = headline(outcome) if outcome is not None else "nnx: written before the nesting ran"
-    return lay_out(head, spec.title, [*rows, ("replay", spec.replay)])
+    return lay_out(head, test.test_id, [*rows, ("replay", replay(test, nesting))])
 
 
 def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
@@ -160,15 +134,12 @@ def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
         yield f"sys.path[:0] = {folders!a}"
 
 
-def ending(spec: Spec, usage: Usage, holes: list[str]) -> Iterator[str]:
+def ending(call: Call, usage: Usage) -> Iterator[str]:
     """What the arguments are, then the call, in the mode of flax that the nesting ran in."""
     yield from usage.setup
-    if holes:
-        yield f"left = [name for name in {holes!r} if globals()[name] is {FILL_IN}]"
-        yield "if left:\n    sys.exit(f\"fill in {', '.join(left)}: what the test had there could not be written\")"
-    graph, updates = spec.calls[-1].flags
+    graph, updates = call.flags
     if not (graph and updates):
         yield f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}"
     else:
         yield usage.call
-    yield f'print("held:", {str(spec.nesting)!a})'
+    yield f'print("held:", {str(call.nesting)!a})'

@@ -34,19 +34,20 @@ def is_input(value: Any) -> bool:
     return isinstance(value, nnx.State | jax.Array | jax.ShapeDtypeStruct) or number
 
 
-def take_apart(call: Any, names: Sequence[str] | None, pack: Pack) -> Any:
+def take_apart(call: Any, names: Sequence[str], pack: Pack) -> Any:
     """``(subject, args, kwargs)`` as a program of one node and arrays: the program, these, and what makes the output.
 
-    ``names`` are those of the nodes of a call that has several, or none: one node holds them.
+    ``names`` are those of the nodes: one node holds all of them, but where the only one is a module.
     """
     leaves, tree = jax.tree.flatten(call, is_leaf=is_node)
     nodes = [*{id(leaf): leaf for leaf in leaves if is_node(leaf) and not is_input(leaf)}.values()]
     inputs = [array for leaf in leaves if is_input(leaf) for array in jax.tree.leaves(leaf)]
-    home = nodes[0] if names is None else Nodes(**dict(zip(names, nodes, strict=True)))
+    alone = len(nodes) == 1 and isinstance(nodes[0], nnx.Module)
+    home = nodes[0] if alone else Nodes(**dict(zip(names, nodes, strict=True)))
     made: list[Any] = []
 
     def program(state: Any, *inputs: Any) -> Any:
-        own = [state] if names is None else [getattr(state, name) for name in names]
+        own = [state] if alone else [getattr(state, name) for name in names]
         mine, rest = dict(zip(map(id, nodes), own, strict=True)), iter(inputs)
         filled = [
             jax.tree.map(lambda _: next(rest), leaf) if is_input(leaf) else mine.get(id(leaf), leaf) for leaf in leaves
@@ -167,30 +168,20 @@ def value_at(state: Any, *keys: Any) -> Any:
     return getattr(owner, str(keys[-1]), None)
 
 
-def with_axis(leaf: Any) -> Any:
-    """An abstract array with a leading axis of two."""
-    sharding = leaf.sharding
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
-    return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=sharding)
+# --- a program, staged
+
+STAGED: list[Any] = []
+"""The programs of the outermost jit: lowered, with the jitted function and its arguments."""
 
 
-# --- a program that is compiled, or only traced
-
-COMPILED: list[Any] = []
-"""What the outermost jit compiled, with its lowered form, the jitted function and its arguments."""
-
-
-def compiled(wrapper: Any, f: Any, finish: Any = None, **options: Any) -> Any:
-    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, compiled before it is called; ``finish`` gives the outputs in the place of a run."""
-    jit = jax.jit
+def staged(wrapper: Any, f: Any, finish: Any = None, jit: Any = jax.jit, **options: Any) -> Any:
+    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, lowered before it is called; ``finish`` gives the outputs in the place of a run."""
 
     def ahead(*given: Any, **options: Any) -> Any:
         def call(*args: Any) -> Any:
             jitted = jit(*given, **options)
-            lowered = jitted.lower(*args)
-            COMPILED.append((lowered.compile(), lowered, jitted, args))
-            return finish(*COMPILED[-1]) if finish else COMPILED[-1][0](*args)
+            STAGED.append((jitted.lower(*args), jitted, args))
+            return finish(STAGED[-1][0]) if finish else jitted(*args)
 
         return call
 
@@ -198,24 +189,6 @@ def compiled(wrapper: Any, f: Any, finish: Any = None, **options: Any) -> Any:
         return (ahead if wrapper is jit else wrapper)(f, **options)
 
 
-def leave(program: Any, lowered: Any, *_: Any) -> Any:
-    """The outputs of a program that is not run."""
-    infos, tree = jax.tree.flatten(lowered.out_info)
-    places = [each if each.num_devices > 1 else None for each in jax.tree.leaves(program.output_shardings)]
-    made = [
-        jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=place) for info, place in zip(infos, places, strict=True)
-    ]
-    return jax.tree.unflatten(tree, made)
-
-
-def traced(program: Any, state: Any, inputs: Any) -> Any:
-    """The abstract output of a program that is only traced."""
-    graphdef, leaves = nnx.split(state)
-
-    def pure(leaves: Any, *inputs: Any) -> Any:
-        module = nnx.merge(graphdef, leaves)
-        return program(module, *inputs), nnx.state(module)
-
-    output, after = jax.eval_shape(pure, leaves, *inputs)
-    nnx.update(state, after)
-    return output
+def types_of(lowered: Any) -> Any:
+    """The types of the outputs of a program that is not run."""
+    return jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype), lowered.out_info)

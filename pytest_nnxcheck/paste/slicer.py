@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import importlib.util
 import inspect
 import symtable
@@ -44,7 +45,7 @@ class Slice:
     @property
     def future(self) -> bool:
         """Whether annotations of the user's must not be evaluated."""
-        features = (getattr(module, "annotations", None) for module in self.texts)
+        features = (getattr(module, "annotations", None) for module in self.texts if not is_ours(module))
         return any(hasattr(feature, "compiler_flag") for feature in features)
 
     def take(self, module: ModuleType, names: Iterable[str]) -> None:
@@ -58,7 +59,7 @@ class Slice:
             if name in source.left_out:
                 self.missing[name] = None
                 continue
-            for statement in source.bound.get(name) or source.stars:
+            for statement in source.bound.get(name, ()):
                 if isinstance(statement, ast.Import | ast.ImportFrom):
                     self._take_import(module, statement, name)
                 else:
@@ -86,26 +87,17 @@ class Slice:
 
     def chunks(self, *, ours: bool) -> list[str]:
         """The statements of our modules, or of the user's: what a module needs of another comes before it."""
-        order: dict[ModuleType, None] = {}
-
-        def visit(module: ModuleType) -> None:
-            if module not in order:
-                for needed in self._needs.get(module, ()):
-                    visit(needed)
-                order[module] = None
-
-        for module in self.texts:
-            visit(module)
-        mine = [self.texts[module] for module in order if module in self.texts and is_ours(module) == ours]
+        order = graphlib.TopologicalSorter(self._needs).static_order()
+        mine = [self.texts[module] for module in order if is_ours(module) == ours]
         return [text for texts in mine for _, text in sorted(texts.items())]
 
     def _take_import(self, module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> None:
-        alias = next(each for each in node.names if each.name == "*" or name == bound_name(each))
+        alias = next((each for each in node.names if name == bound_name(each)), ast.alias(name))  # or a star
         home = home_of(module, node, alias)
         source = sys.modules.get(home)
         if isinstance(node, ast.ImportFrom) and source is not None and is_copied(source):
             self._needs[module][source] = None
-            self.take(source, [name if alias.name == "*" else alias.name])
+            self.take(source, [alias.name])
             if alias.asname:
                 self.texts[module][node.lineno] = f"{alias.asname} = {alias.name}"
         elif home != "__future__":
@@ -128,7 +120,6 @@ class Source:
     lines: tuple[str, ...]
     tree: ast.Module
     bound: dict[str, list[ast.stmt]]
-    stars: list[ast.stmt]
     left_out: frozenset[str]
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - sources live as long as `read` knows them; programs are many
@@ -183,6 +174,8 @@ def read(module: ModuleType) -> Source:
     left: set[str] = set()
     for node in tree.body:
         names = bound_by(node)
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            names = {*vars(sys.modules[home_of(module, node, node.names[0])])}
         for name in names:
             bound.setdefault(name, []).append(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -191,11 +184,8 @@ def read(module: ModuleType) -> Source:
             )
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and left & names_of(node.value):
             left.update(names)
-    stars: list[ast.stmt] = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
-    ]
     left_out = frozenset[str]() if is_ours(module) else frozenset(left)
-    return Source(module, tuple(text.splitlines()), tree, bound, stars, left_out)
+    return Source(module, tuple(text.splitlines()), tree, bound, left_out)
 
 
 class Bare(ast.NodeTransformer):

@@ -7,15 +7,15 @@ import contextlib
 import functools
 import inspect
 import operator
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any
 
 from pytest_nnxcheck.paste.slicer import LEFT_OUT, NoSource, Slice, globals_in, is_copied, names_of, read
 
-FILL_IN = "FILL_IN"
 BUILT_IN = {"nnx_wrap": "nnx_wrap", "tmp_path": "__import__('pathlib').Path(__import__('tempfile').mkdtemp())"}
 """Fixtures that a line is written for."""
 STAND_IN = ("check", "assert_invariants")
@@ -32,43 +32,39 @@ class Origin:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     lists: Sequence[tuple[Any, Any]] = ()
 
-    def rows(self, words: list[str]) -> Iterator[tuple[int, Sequence[Any]]]:
-        """The numbered rows of the ``parametrize`` that gives these names."""
-        for number, row in enumerate(next((values for names, values in self.lists if words_in(names) == words), ())):
-            given = isinstance(row, tuple) and getattr(row, "values", None)  # of a pytest.param
-            yield number, given or (row if len(words) > 1 else [row])
+
+class Fixture:
+    """Takes the place of the value of a fixture that another fixture asks for: only pytest has it."""
 
 
 @dataclass
 class Usage:
-    """The user's part of a program: what is copied, the lines that make the arguments, the line that calls, and places to fill in."""
+    """The user's part of a program: what is copied, the lines that make the arguments, and the line that calls."""
 
     origin: Origin = field(default_factory=Origin)
     slice: Slice = field(default_factory=Slice)
     setup: dict[str, None] = field(default_factory=dict)
-    holes: dict[str, None] = field(default_factory=dict)
     call: str = ""
 
     def value(self, name: str, value: Any, test: Any = None) -> str:
         """Write an argument as text, in the first way that works.
 
-        The ways are a literal, the name of a definition, a call of its fixture, its place in a list of parameters, an array like it, and a place to fill in.
+        The ways are a call of its fixture, a literal, the name of a definition, its place in a list of parameters, an array like it, and a place to fill in.
         """
         if name in BUILT_IN:
             return BUILT_IN[name]
         fixture, parameter = functools.partial(self._fixture, name), functools.partial(self._parameter, name, test)
-        for way in (literal, self.reference, fixture, parameter, functools.partial(literal, like=True)):
+        for way in (fixture, literal, self.reference, parameter, array_like):
             # A value may be an array that is deleted, or a tracer.
-            with contextlib.suppress(NoSource, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            with contextlib.suppress(NoSource, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
                 if text := way(value):
                     return text
-        return self.hole(name, f"a {type(value).__qualname__}, which cannot be written here")
+        return self.hole(name, value)
 
-    def hole(self, name: str, why: str) -> str:
-        """A marked place to fill in."""
-        place = name if name.isidentifier() else f"{name}_value"
-        self.holes[place] = None
-        self.setup[f"{place} = {FILL_IN}  # {name} was {one_line(why)}: write a value here"] = None
+    def hole(self, name: str, value: Any) -> str:
+        """Mark a place to fill in. Nothing has the name ``FILL_IN``, so the program ends at that line."""
+        place = re.sub(r"\W", "_", name)
+        self.setup[f"{place} = FILL_IN  # {place} was a {type(value).__qualname__}: write a value here"] = None
         return place
 
     def reference(self, value: Any) -> str:
@@ -88,8 +84,17 @@ class Usage:
         plain = inspect.unwrap(function) if function is not None and not inspect.ismethod(function) else None
         if plain is None or plain.__module__.partition(".")[0] in LEFT_OUT:
             return ""
-        own, made = self.slice.take_function(plain), f"fixture_{name}"
-        line = f"{own}({', '.join(f'{each}={self._dependency(name, each)}' for each in inspect.signature(plain).parameters)})"
+        own, parameters, made = self.slice.take_function(plain), self.origin.parameters, f"fixture_{name}"
+        given = []
+        for each in inspect.signature(plain).parameters:
+            if each == "request":
+                param = self.value(f"{name}.param", parameters.get(name))
+                given.append(f"request=__import__('types').SimpleNamespace(param={param})")
+            elif each == name:  # the fixture that it overrides
+                given.append(f"{each}={self.hole(f'overridden_{each}', Fixture())}")
+            else:
+                given.append(f"{each}={self.value(each, parameters.get(each, Fixture()))}")
+        line = f"{own}({', '.join(given)})"
         if inspect.isgeneratorfunction(plain):
             self.setup[f"{made}_steps = {line}"] = None
             # Not when the modules that it needs are gone already.
@@ -98,23 +103,16 @@ class Usage:
         self.setup[f"{made} = {line}"] = None
         return made
 
-    def _dependency(self, of: str, name: str) -> str:
-        if name == "request":
-            return f"__import__('types').SimpleNamespace(param={self.value(f'{of}.param', self.origin.parameters.get(of))})"
-        if name in self.origin.fixtures:
-            return BUILT_IN.get(name) or self._fixture(name, None) or self.hole(name, "a fixture")
-        return self.value(name, self.origin.parameters.get(name))
-
     def _parameter(self, name: str, test: Any, value: Any) -> str:
         """The place in the list that ``parametrize`` was given, as the test's own source has it."""
         source = read(sys.modules[test.__module__])
-        for decorator in source.definition(test).decorator_list:
-            if not isinstance(decorator, ast.Call) or not ast.unparse(decorator.func).endswith("parametrize"):
-                continue
-            names, values = decorator.args[:2]
+        calls = [each for each in source.definition(test).decorator_list if isinstance(each, ast.Call)]
+        for call in (each for each in calls if ast.unparse(each.func).endswith("parametrize")):
+            names, values = call.args[:2]
             words = words_in(ast.literal_eval(names))
-            for number, row in self.origin.rows(words) if not names_of(values) & source.left_out else ():
-                if name in words and row[words.index(name)] is value:
+            lists = [rows for given, rows in self.origin.lists if name in words and words_in(given) == words]
+            for number, row in enumerate(lists[0] if lists and not names_of(values) & source.left_out else ()):
+                if (row[words.index(name)] if len(words) > 1 else row) is value:
                     self.slice.take(source.module, globals_in(ast.unparse(values)))
                     return f"[*{ast.unparse(values)}][{number}]" + (f"[{words.index(name)}]" if len(words) > 1 else "")
         return ""
@@ -130,62 +128,47 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-class Text(str):
-    """What a container prints as it is."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def literal(value: Any, *, like: bool = False) -> str:
-    """What reads back as the same value; empty where no short text does. Of a large array a ``like`` one is of its shape."""
-    import jax
-
-    leaves, tree = jax.tree.flatten(value, is_leaf=lambda leaf: type(leaf) not in (list, tuple, dict))
-    texts = [Text(leaf_text(leaf, like=like)) for leaf in leaves]
-    text = ascii(jax.tree.unflatten(tree, texts)) if all(texts) else ""
-    with contextlib.suppress(SyntaxError):
-        return text if names_of(ast.parse(text)) <= {"jax", "jnp"} else ""
-    return ""
-
-
-def leaf_text(value: Any, *, like: bool) -> str:
-    """The same of what is no container."""
+def literal(value: Any) -> str:
+    """What reads back as the same value: Python's own values, and small arrays; empty where no short text does."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     if isinstance(value, jax.ShapeDtypeStruct):
         return f"jax.ShapeDtypeStruct({value.shape}, {value.dtype.name!r})"
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"jax.random.wrap_key_data({literal(jax.random.key_data(value))})"
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return f"jax.random.wrap_key_data({leaf_text(jax.random.key_data(value), like=like)})"
-        if value.size > MOST_ELEMENTS:
-            return f"jnp.ones({value.shape}, {value.dtype.name!r})" if like else ""
-        return f"jnp.array({np.asarray(value).tolist()!r}, {value.dtype.name!r})"
-    with contextlib.suppress(ValueError, SyntaxError, TypeError):
+        short = value.size <= MOST_ELEMENTS
+        return f"jnp.array({np.asarray(value).tolist()!r}, {value.dtype.name!r})" if short else ""
+    with contextlib.suppress(ValueError, SyntaxError):
         return text if ast.literal_eval(text := ascii(value)) == value else ""
     return ""
+
+
+def array_like(value: Any) -> str:
+    """An array of the same shape and type; empty for anything else."""
+    import jax
+    import numpy as np
+
+    return f"jnp.ones({value.shape}, {value.dtype.name!r})" if isinstance(value, jax.Array | np.ndarray) else ""
 
 
 # --- a test of pytest, and a check outside of it
 
 
-def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[..., Any]] = ()) -> Usage:
-    """How a test calls what it wrapped; ``own`` are the functions of the user's own transforms."""
-    usage, call = usage_with(own, origin), functools.partial(body)
+def of_test(body: Callable[..., object], origin: Origin) -> Usage:
+    """How a test calls what it wrapped. Raises `NoSource`."""
+    usage, call = Usage(origin), functools.partial(body)
     plain = inspect.unwrap(getattr(call.func, "__func__", call.func))
     given = inspect.signature(plain).bind_partial(*call.args, **call.keywords).arguments
     first = next(iter(call.args), None)
     cls: Any = first if isinstance(first, type) else type(first)
-    try:
-        if plain.__qualname__.rpartition(".")[0] in [base.__qualname__ for base in cls.__mro__]:
-            given.pop(next(iter(given)))
-            name = method_of(usage, cls, plain.__name__, of_class=isinstance(first, type))
-        else:
-            name = usage.slice.take_function(plain)
-    except NoSource as error:
-        name, given = usage.hole("test", f"a function whose source cannot be had ({error})"), {"nnx_wrap": None}
+    if plain.__qualname__.rpartition(".")[0] in [base.__qualname__ for base in cls.__mro__]:
+        given.pop(next(iter(given)))
+        name = method_of(usage, cls, plain.__name__, of_class=isinstance(first, type))
+    else:
+        name = usage.slice.take_function(plain)
     arguments = [f"{key}={usage.value(key, value, plain)}" for key, value in given.items()]
     for key, value in inspect.getclosurevars(plain).nonlocals.items():
         usage.setup[f"{key} = {usage.value(key, value, plain)}"] = None
@@ -205,30 +188,23 @@ def method_of(usage: Usage, cls: Any, name: str, *, of_class: bool) -> str:
     return f"instance.{name}"
 
 
-def of_check(
-    frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Sequence[Any] = ()
-) -> Usage:
+def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Usage:
     """How the caller of a ``check`` made the call: the function that it is in, or that line of a script; else with its arguments written out."""
-    usage, module = usage_with(own), inspect.getmodule(frame.f_code) if frame is not None else None
-    with contextlib.suppress(NoSource, TypeError):
-        if frame is not None and module is not None:
-            function: Any = inspect.unwrap(getattr(module, frame.f_code.co_name, of_check))
-            if getattr(function, "__code__", None) is frame.f_code:
-                given = {name: frame.f_locals.get(name) for name in inspect.signature(function).parameters}
-                return of_test(functools.partial(function, **given), Origin(), own)
-            if frame.f_code.co_name == "<module>":
+    usage, code = Usage(), None if frame is None else frame.f_code
+    with contextlib.suppress(NoSource, AttributeError, TypeError):
+        if frame is not None and code is not None:
+            module: Any = inspect.getmodule(code)
+            function: Any = inspect.unwrap(getattr(module, code.co_name, of_check))
+            if getattr(function, "__code__", None) is code:
+                here = {name: frame.f_locals.get(name) for name in inspect.signature(function).parameters}
+                return of_test(functools.partial(function, **here), Origin())
+            if code.co_name == "<module>":
                 usage.call = check_in(usage, module, frame.f_lineno)
     if not usage.call:
-        owner = getattr(subject, "__self__", subject)
-        made = f"a {type(owner).__qualname__}"
-        with contextlib.suppress(NoSource, AttributeError, KeyError):
-            usage.reference(type(owner))
-        text = usage.value("subject", subject) if inspect.isfunction(subject) else usage.hole("model", made)
-        text += "" if owner is subject else f".{subject.__name__}"
         given = {f"argument_{number}": value for number, value in enumerate(args)}
         values = [*map(usage.value, given, given.values())]
         values += [f"{key}={usage.value(key, value)}" for key, value in kwargs.items()]
-        usage.call = f"nnx_wrap({text})({', '.join(values)})"
+        usage.call = f"nnx_wrap({usage.value('subject', subject)})({', '.join(values)})"
     return usage
 
 
@@ -239,15 +215,3 @@ def check_in(usage: Usage, module: ModuleType, line: int) -> str:
             usage.slice.take(module, globals_in(ast.unparse(call)))
             return ast.unparse(call)
     return ""
-
-
-def usage_with(own: Sequence[Callable[..., Any]], origin: Origin | None = None) -> Usage:
-    """A new one, with the transforms that the user registered."""
-    usage = Usage(origin or Origin())
-    for transform in own:
-        name, copied = str(getattr(transform, "__name__", "transform")), ""
-        with contextlib.suppress(NoSource):
-            copied = usage.slice.take_function(inspect.unwrap(transform))
-        if name.isidentifier() and (copied != name or getattr(transform, "__closure__", None)):
-            usage.hole(name, "a transform whose source cannot be copied")
-    return usage

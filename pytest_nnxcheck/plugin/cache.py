@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.plugin import options, pytest_internals, selection
 
 if TYPE_CHECKING:
@@ -31,21 +31,20 @@ _folder = pytest.StashKey[Path | None]()
 # --- programs to paste ---------------------------------------------------------------------------------------------------
 
 
-def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
+def programs_of(item: Any, typed: str) -> Programs:
     """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
     from pytest_nnxcheck.paste import files, usage
-    from pytest_nnxcheck.reporting import report
+    from pytest_nnxcheck.reporting.report import Report
 
-    config = item.config
+    config, argument = item.config, selection.as_argument(item)
 
     def usage_of(body: Any) -> Usage:
         lists = [mark.args[:2] for mark in item.iter_markers("parametrize") if len(mark.args) > 1]
         origin = usage.Origin(pytest_internals.fixture_functions(item), pytest_internals.parameters(item), lists)
-        return usage.of_test(body, origin, files.own_transforms(chosen))
+        return usage.of_test(body, origin)
 
-    replay = functools.partial(report.replay_of, selection.as_argument(item), typed)
-    folder = functools.partial(folder_of_programs, config)
-    return files.Programs(item.nodeid, usage_of, replay, folder, config.invocation_params.dir)
+    test = Report((), settings.Settings(), test_id=item.nodeid, argument=argument, options=typed)
+    return files.Programs(test, usage_of, functools.partial(folder_of_programs, config), config.invocation_params.dir)
 
 
 def folder_of_programs(config: Any) -> Path:

@@ -263,7 +263,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         test_id=item.nodeid,
         argument=selection.as_argument(item),
         options=written,
-        programs=cache.programs_of(item, written, settings),
+        programs=cache.programs_of(item, written),
         compiles=cache.folder_of_compiles(item.config),
     )
     seeded = item.config.getoption("hypothesis_seed", None) is not None

@@ -163,13 +163,7 @@ def in_short(outcome: Outcome) -> str:
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
     yield "nesting", f"{outcome.nesting}   {tried(report)}"
-    if outcome.reason:
-        yield outcome.verdict, outcome.reason
-    for violation in outcome.violations:
-        yield violation.invariant, violation.summary
-        yield from violation.details
-        if violation.hint:
-            yield "hint", violation.hint
+    yield from found_rows(outcome)
     yield from outcome.explained
     yield from (("note", note) for note in outcome.notes)
     yield from (("also broken", text) for text in _also_broken(report, outcome))
@@ -179,6 +173,17 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
     if outcome.program:
         yield "program", outcome.program
     yield "replay", replay(report, outcome.nesting)
+
+
+def found_rows(outcome: Outcome) -> Iterator[Row]:
+    """What a nesting broke, or why it was rejected or failed."""
+    if outcome.reason:
+        yield outcome.verdict, outcome.reason
+    for violation in outcome.violations:
+        yield violation.invariant, violation.summary
+        yield from violation.details
+        if violation.hint:
+            yield "hint", violation.hint
 
 
 def _shows_modes(report: Report) -> bool:
@@ -247,14 +252,9 @@ def _un_nested(report: Report, nesting: Nesting) -> str:
 
 def replay(report: Report, nesting: Nesting) -> str:
     """The command, or the call, that runs this nesting and no other."""
-    return replay_of(report.argument, report.options, nesting)
-
-
-def replay_of(argument: str, options: str, nesting: Nesting) -> str:
-    """The same for a test that pytest takes as this argument, or for a `check` where there is none."""
-    if not argument:
+    if not report.argument:
         return f"check(..., nesting={str(nesting)!r})"
-    words = ["pytest", shlex.quote(argument), options, "--nnx-nesting", shlex.quote(str(nesting))]
+    words = ["pytest", shlex.quote(report.argument), report.options, "--nnx-nesting", shlex.quote(str(nesting))]
     return " ".join(filter(None, words))
 
 

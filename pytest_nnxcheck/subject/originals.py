@@ -104,7 +104,7 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
     )
 
 
-def held_before(subject: Subject, tracers: tuple[Found, ...]) -> tuple[Leak, ...]:
+def held_before(subject: Subject, tracers: list[Found]) -> tuple[Leak, ...]:
     """The tracers that the user's objects hold. Raises `CheckError` where the call may be inside the trace that they are of."""
     if not subject.abstract and not is_tracing():
         place_of = places_in(subject, subject.state)

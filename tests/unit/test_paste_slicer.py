@@ -96,7 +96,7 @@ def test_what_runs_for_its_effect_comes_along_where_it_does_without_pytest(user)
     assert 'os.environ.setdefault("OF_USER", "1")' in text
     assert "@register\nclass Model:" in text, "a registry is filled"
     assert "\nneeds_pytest()" not in text
-    assert {*made.imports} >= {"import functools", "from itertools import chain as chained", "from math import *"}
+    assert {*made.imports} >= {"import functools", "from itertools import chain as chained", "from math import sqrt"}
 
 
 def test_what_is_made_with_pytest_is_missing(user):

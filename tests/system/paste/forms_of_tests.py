@@ -91,12 +91,6 @@ def test_hostile(nnx_wrap, text):
     y = nnx_wrap(Größe(Config(), nnx.Rngs(0)))(jnp.ones((2, 4)))
     assert text
 
-@marked
-def test_calls(nnx_wrap):
-    first = nnx_wrap(nnx.Linear(4, 8, rngs=nnx.Rngs(0)))
-    y = first(jnp.ones((2, 4)))
-    nnx_wrap(lambda model, y: KEPT.append(model(y)))(nnx.BatchNorm(8, rngs=nnx.Rngs(0)), y)
-
 def over(describe, report):  # so are these, which the test takes from around it
     def test_around(nnx_wrap):
         nnx_wrap(Größe(Config(), nnx.Rngs(0)))(jnp.ones((describe, report)))

@@ -83,7 +83,6 @@ SINCE = {
     "test_set_in_init": FLAX >= (0, 12),
     "test_cached": hasattr(nnx, "cached_partial"),
     "test_jit_partial": hasattr(nnx, "jit_partial"),
-    "test_model_and_optimizer": hasattr(nnx, "ModelAndOptimizer"),
     "test_copy": FLAX >= (0, 12),
     "test_pinned": FLAX >= (0, 10, 7),
 }
@@ -97,7 +96,6 @@ FORMS_OF_TESTS = (
     "TestClass::test_of_class",
     'test_hostile[a\\nb\'"""]',
     r"test_hostile[\xfcn\xef\u2028 \\ {x} %s]",
-    "test_calls",
     "test_around",
     "test_registered",
     "test_own_assertion",
@@ -125,7 +123,7 @@ def test_a_program_ends_well_once_the_code_is_mended(shown, test):
     assert shown[test].mended == ("", "")
 
 
-MOST = {"test_owner": 140}
+MOST = {"test_owner": 145}
 """How many lines of code a program may have beside the test's own, other than 100: an object of the user's is opened."""
 
 
@@ -145,7 +143,6 @@ def test_every_kind_of_finding_is_shown(shown):
     for test, words in {
         "test_step[step_other_dtype]": "pair.b   float32[100]   became bfloat16[100]",
         "test_step[step_drops_one]": "pair.b   float32[100]   not returned",
-        "test_shape": "pair.b   float32[100]   became float32[50]",
         "test_sharding": "pair.a   float32[4,8]   sharding changed from",
         "test_shared": "pair.a and pair.b share a buffer: XLA refuses to donate it twice",
         "test_viewed": "pair.a is viewed by",
@@ -214,8 +211,3 @@ def test_the_program_of_a_healthy_twin_ends_well(inner, pytester, monkeypatch, n
     assert len(paths) >= 8
     ended = run_programs(paths)
     assert {path: found for path, found in ended.items() if found != ("", "")} == {}
-
-
-def test_programs_of_nestings_that_hold_are_removed(inner, pytester):
-    inner(HEALTHY, "-k", "test_abstract", "--nnx-sweep", "singles").assert_outcomes(passed=1)
-    assert [*pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")] == []

@@ -174,5 +174,5 @@ def test_what_the_cpu_shows_as_well_needs_no_wheel(inner, pytester, monkeypatch)
     result.stdout.fnmatch_lines(["*more copies of its state on v5e*"])
     (path,) = Path(pytester.path).glob(".pytest_cache/d/nnxcheck/*/*.py")
     text = path.read_text("utf-8")
-    assert "peak(COMPILED" in text
+    assert "peak(executable)" in text
     assert not any(word in text for word in ("topologies", "TPU_", "needs the wheel"))
