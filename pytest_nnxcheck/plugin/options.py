@@ -29,7 +29,11 @@ class Given(NamedTuple):
 def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
     """Add the options and ini names of the table; ``arguments`` are those of the run."""
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
-    for name, row in TABLE.items():
+    for name in table.names("named"):
+        more = {"metavar": TABLE[name].kind.metavar} if TABLE[name].kind.metavar else {"nargs": 0}
+        group.addoption(flag(name), action=_InOrder, dest="nnx_named", default=None, help=TABLE[name].help, **more)
+    for name in (*table.names("check"), *table.names("run")):
+        row = TABLE[name]
         how: dict[str, Any] = {"action": "append" if row.kind.is_repeated else "store", "metavar": row.kind.metavar}
         if not row.kind.metavar:
             how = {"action": "store_const", "const": "on"}
@@ -44,6 +48,13 @@ def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
             group.addoption(flag(name), dest=f"nnx_{name}", default=None, help=text, **how)
         if "ini file" in row.places:
             parser.addini(f"nnx_{name}", row.help, type=_ini_type(row.kind.ini_type), default=None)
+
+
+class _InOrder(argparse.Action):
+    """Keeps options in one list, in the order in which they are typed: each belongs to the name before it."""
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), (option, values or "")])
 
 
 def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], text: str) -> None:
@@ -76,11 +87,17 @@ def typed(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def replay_options(options: argparse.Namespace) -> str:
-    """The typed options that say how a nesting is judged, as a replay repeats them."""
+def named(config: pytest.Config) -> list[tuple[str, str]]:
+    """The options that name what is checked, with their values, in the order in which they were typed."""
+    return list(config.option.nnx_named or ())
+
+
+def replay_options(options: argparse.Namespace, further: Iterable[str] = ()) -> str:
+    """The typed options that say how a nesting is judged, as a replay repeats them; ``further`` are those of a check by name."""
     names = [name for name in table.names("check") if not TABLE[name].selects_nestings]
     pairs = typed(options, names).items()
-    return shlex.join(part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)])
+    words = [part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)]]
+    return shlex.join([*further, *words])
 
 
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:

@@ -30,7 +30,7 @@ class Selection:
         folder = config.invocation_params.dir
         names = () if cut else tuple(folder / arg for arg in config.args if "::" not in arg)
         paths = tuple(Path(os.path.abspath(name)) for name in names)  # noqa: PTH100 - pytest's root follows no links either
-        return cls(config.rootpath, paths, not cut and config.args_source is config.ArgsSource.TESTPATHS)
+        return cls(config.rootpath, paths, bool(paths) and config.args_source is config.ArgsSource.TESTPATHS)
 
     def covers(self, place: str) -> bool:
         """Whether the run collected everything in a file or folder, whose path starts from the root."""
@@ -39,6 +39,8 @@ class Selection:
 
 def as_argument(item: pytest.Item) -> str:
     """A test as pytest takes it in the folder that the run was started in; its id starts from pytest's root."""
+    if named := getattr(item, "nnx_argument", ""):
+        return str(named)
     file, colons, name = item.nodeid.partition("::")
     with contextlib.suppress(ValueError):  # on another drive of Windows
         file = Path(os.path.relpath(item.config.rootpath / file, item.config.invocation_params.dir)).as_posix()
