@@ -273,6 +273,13 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         kinds.FLAG,
         "the check before it builds shapes alone: a model of any size is traced and compiled, and not allocated",
     ),
+    "profile": _run(
+        None,
+        kinds.TEXT._replace(metavar="NAME"),
+        "a named set of settings, a table [tool.pytest-nnxcheck.profiles.NAME] of pyproject.toml: stronger than the ini file, weaker than the"
+        " command line and the marker",
+        "settings.md#profiles",
+    ),
     "no_cache": _run(
         "off",
         kinds.FLAG,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nnxcheck.core.settings import TABLE, flag
+from pytest_nnxcheck.plugin import options
 
 if TYPE_CHECKING:
     import pytest
@@ -57,6 +58,8 @@ def is_narrowed(config: pytest.Config) -> bool:
     if any(part and not any(arg.endswith(part) for arg in usual) for part in parts):
         return True
     words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
-    options = {word.partition("=")[0] for word in words}
+    given = {word.partition("=")[0] for word in words}
     ini_names = {name.partition("=")[0].strip() for name in config.getoption("override_ini", None) or []}
-    return any(flag(name) in options or f"nnx_{name}" in ini_names for name, row in TABLE.items() if row.narrows)
+    of_profile = options.profile(config) if flag("profile") in given or "nnx_profile" in ini_names else None
+    names = {*given, *ini_names, *(f"nnx_{name}" for name in (of_profile.values if of_profile else ()))}
+    return any({flag(name), f"nnx_{name}"} & names for name, row in TABLE.items() if row.narrows)
