@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import difflib
 import hashlib
@@ -60,13 +61,13 @@ class Found:
 def test_of(named: Named) -> tuple[Callable[..., None], tuple[str, int]]:
     """The test of a check, and the file and line of what is named. Raises `CheckError`, or what the user's module raises as it is imported."""
     found = find(named)
-    shown, run = (source(named, found, guard) for guard in ("", _GUARD))
+    shown = source(named, found)
     module = ModuleType(f"nnx_check_{hashlib.blake2b(named.label.encode(), digest_size=4).hexdigest()}")
     module.__file__ = f"<{HEAD} {named.label}>"
     linecache.cache[module.__file__] = (len(shown), None, shown.splitlines(keepends=True), module.__file__)
     sys.modules[module.__name__] = module
     vars(module)[_GUARD] = _one_of(named) if _is_one(named, found) else _case_of(named)
-    exec(compile(run, module.__file__, "exec"), vars(module))  # noqa: S102 - it is made of what the user typed
+    exec(compile(_guarded(shown, named), module.__file__, "exec"), vars(module))  # noqa: S102 - it is made of what the user typed
     return vars(module)[_test_name(found)], _place(named, found)
 
 
@@ -80,20 +81,32 @@ def _place(named: Named, found: Found) -> tuple[str, int]:
 # --- the source
 
 
-def source(named: Named, found: Found, guard: str = "") -> str:
+def _guarded(text: str, named: Named) -> ast.Module:
+    """The module, with the guard around what the first statement of its test builds."""
+    tree: Any = ast.parse(text)
+    first = tree.body[-1].body[0]
+    holder, name = (first.value.args[0], "body") if named.abstract else (first, "value")
+    built = getattr(holder, name)
+    call = ast.Call(ast.Name(_GUARD, ast.Load()), [built], [])
+    setattr(holder, name, ast.copy_location(call, built))
+    return ast.fix_missing_locations(tree)
+
+
+def source(named: Named, found: Found) -> str:
     """The text of the module. Raises `CheckError` for a builder that cannot be called."""
     built = named.build or _call(named, found)
+    if isinstance(found.builder, type):
+        _refuse_inputs(named, found)
     names = globals_in(built) - vars(builtins).keys()
-    made = f"{guard}({built})" if guard else built
     if _is_one(named, found):
         variable = next(word for word in ("model", "subject", "built") if word not in names)
         inputs = ", ".join(each.expression(abstract=named.abstract) for each in named.inputs)
         lines = [
-            f"{variable} = nnx.eval_shape(lambda: {made})" if named.abstract else f"{variable} = {made}",
+            f"{variable} = nnx.eval_shape(lambda: {built})" if named.abstract else f"{variable} = {built}",
             f"nnx_wrap({variable}{'.' * bool(found.method)}{found.method})({inputs})",
         ]
     else:
-        case = f"shapes_of(lambda: {made})" if named.abstract else made
+        case = f"shapes_of(lambda: {built})" if named.abstract else made
         lines = [f"subject, *inputs = {case}", "nnx_wrap(subject)(*inputs)"]
     helper = _SHAPES_OF if "shapes_of" in lines[0] else ""
     text = f"{helper}\n\ndef {_test_name(found)}(nnx_wrap):\n" + "".join(f"    {line}\n" for line in lines)
@@ -148,12 +161,12 @@ def find(named: Named) -> Found:
         holder = _attribute(named, holder, word)
     value = _attribute(named, holder, last)
     if isinstance(value, type):
-        return _with_call(named, Found(value, named.path))
+        return Found(value, named.path)
     is_method = isinstance(holder, type) and not isinstance(
         inspect.getattr_static(holder, last), staticmethod | classmethod
     )
     if is_method and callable(value):
-        return _with_call(named, Found(holder, ".".join(outer), last))
+        return Found(holder, ".".join(outer), last)
     from flax import nnx
 
     if not callable(value) or isinstance(value, nnx.Module):
@@ -172,7 +185,7 @@ def _import(named: Named) -> ModuleType:
         if missing != named.module and not named.module.startswith(f"{missing}."):
             raise  # by the module, which is there
     parent, _, last = missing.rpartition(".")
-    folders = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    folders = getattr(sys.modules.get(parent), "__path__", []) if parent else None
     near = _near(last, [each.name for each in pkgutil.iter_modules(folders)], every=parent != "")
     raise CheckError(f"{named.origin}: there is no module {missing}, here or installed{near}")
 
@@ -201,8 +214,8 @@ def _near(name: str, there: Iterable[str], *, every: bool = True) -> str:
     return f"; it has {some(public, 8)}" if every and public else ""
 
 
-def _with_call(named: Named, found: Found) -> Found:
-    """A class whose instances can be called with the inputs. Raises `CheckError`."""
+def _refuse_inputs(named: Named, found: Found) -> None:
+    """Raises `CheckError` where what a class builds cannot be called, or not with the inputs."""
     method = found.method or "__call__"
     function = next((vars(base)[method] for base in found.builder.__mro__ if method in vars(base)), None)
     if function is None:
@@ -224,7 +237,6 @@ def _with_call(named: Named, found: Found) -> Found:
         raise CheckError(f"{named.origin}: {found.path}.{method} takes {asked}; {given} ({error})") from None
     except ValueError:
         pass  # code without a signature
-    return found
 
 
 # --- guards

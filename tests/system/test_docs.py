@@ -190,7 +190,7 @@ def test_options_and_sessions_are_real(document):
     assert set(re.findall(r"nox -s '?(\w+)", text)) - sessions == set()
 
 
-@pytest.mark.parametrize("scope", ["check", "run"])
+@pytest.mark.parametrize("scope", ["check", "named", "run"])
 def test_the_tables_of_settings_are_those_of_the_code(scope):
     (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
     assert table == table_markdown(scope), f"paste core.settings.table_markdown({scope!r}) into docs/settings.md"
