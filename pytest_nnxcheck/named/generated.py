@@ -83,8 +83,8 @@ def _place(named: Named, found: Found) -> tuple[str, int]:
 
 def _guarded(text: str, named: Named) -> ast.Module:
     """The module, with the guard around what the first statement of its test builds."""
-    tree: Any = ast.parse(text)
-    first = tree.body[-1].body[0]
+    tree = ast.parse(text)
+    first: Any = tree.body[-1].body[0]  # type: ignore[attr-defined]
     holder, name = (first.value.args[0], "body") if named.abstract else (first, "value")
     built = getattr(holder, name)
     call = ast.Call(ast.Name(_GUARD, ast.Load()), [built], [])
@@ -106,7 +106,7 @@ def source(named: Named, found: Found) -> str:
             f"nnx_wrap({variable}{'.' * bool(found.method)}{found.method})({inputs})",
         ]
     else:
-        case = f"shapes_of(lambda: {built})" if named.abstract else made
+        case = f"shapes_of(lambda: {built})" if named.abstract else built
         lines = [f"subject, *inputs = {case}", "nnx_wrap(subject)(*inputs)"]
     helper = _SHAPES_OF if "shapes_of" in lines[0] else ""
     text = f"{helper}\n\ndef {_test_name(found)}(nnx_wrap):\n" + "".join(f"    {line}\n" for line in lines)
