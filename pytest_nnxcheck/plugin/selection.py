@@ -60,6 +60,8 @@ def is_narrowed(config: pytest.Config) -> bool:
     words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
     given = {word.partition("=")[0] for word in words}
     ini_names = {name.partition("=")[0].strip() for name in config.getoption("override_ini", None) or []}
-    of_profile = options.profile(config) if flag("profile") in given or "nnx_profile" in ini_names else None
-    names = {*given, *ini_names, *(f"nnx_{name}" for name in (of_profile.values if of_profile else ()))}
+    chosen = options.profile(config) if flag("profile") in given or "nnx_profile" in ini_names else None
+    # A profile that names the baseline always goes with it.
+    of_profile = () if chosen is None or "baseline" in chosen.values else chosen.values
+    names = {*given, *ini_names, *(f"nnx_{name}" for name in of_profile)}
     return any({flag(name), f"nnx_{name}"} & names for name, row in TABLE.items() if row.narrows)

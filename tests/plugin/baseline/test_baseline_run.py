@@ -151,6 +151,7 @@ def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
         (("-o", "nnx_transforms=jit"), True, True),
         (("--nnx-profile=few",), True, True),
         (("--nnx-profile=budget",), False, True),
+        (("--nnx-profile=ci",), False, True),  # it names the baseline, and always goes with it
         (("--nnx-check=models:Block",), False, True),
         (("--nnx-baseline-update",), False, True),
         (("other",), False, False),
