@@ -158,9 +158,8 @@ def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
     ],
 )
 def test_what_a_command_line_leaves_out(pytester, inner_args, args, is_narrowed, covered):
-    profiles = (
-        "[pytest-nnxcheck.profiles.few]\ntransforms = jit\n[pytest-nnxcheck.profiles.budget]\nmemory_budget = 2x\n"
-    )
+    tables = {"few": "transforms = jit", "budget": "memory_budget = 2x", "ci": "transforms = jit\nbaseline = p"}
+    profiles = "".join(f"[pytest-nnxcheck.profiles.{name}]\n{text}\n" for name, text in tables.items())
     pytester.makeini(f"[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n{profiles}")
     pytester.makepyfile(test_inner="")
     pytester.mkdir("other")
