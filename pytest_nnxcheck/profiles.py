@@ -7,9 +7,8 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.settings import TABLE, flag, names
@@ -18,52 +17,46 @@ from pytest_nnxcheck.core.text import Unreadable, one_of
 _TABLE = "pytest-nnxcheck.profiles"
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NamedTuple):
     """One set of settings."""
 
-    name: str
     values: Mapping[str, Any]
     """As the file has them."""
-    file: str
-    text: str
-    table: str
-
-    def origin(self, setting: str) -> str:
-        """Where a setting is written, in words."""
-        lines = self.text.splitlines()
-        head = next((number for number, line in enumerate(lines, 1) if line.strip() == f"[{self.table}]"), 0)
-        key = re.compile(rf"\s*['\"]?{re.escape(setting)}['\"]?\s*[=:]")
-        found = [number for number, line in enumerate(lines, 1) if number > head and key.match(line)] if head else []
-        return f"profile {self.name} ({self.file}{f':{found[0]}' if found else ''})"
+    origins: Mapping[str, str]
+    """Where each is written, in words."""
 
 
 def find(name: str, paths: Iterable[Path]) -> Profile:
     """The profile of that name, in the first file that has profiles. Raises `SettingError`."""
-    for path in paths:
-        if not (tables := _tables(path)):
-            continue
-        try:
-            one_of("profile", name, tables)
-        except Unreadable as error:
-            raise SettingError(f"{error} ({path.name})") from None
-        text, prefix = path.read_text("utf-8"), "tool." * (path.name == "pyproject.toml")
-        profile = Profile(name, tables[name], path.name, text, f"{prefix}{_TABLE}.{name}")
-        _refuse_unknown(profile)
-        return profile
-    raise SettingError(f"there is no profile {name!r}: write a table [tool.{_TABLE}.{name}] in pyproject.toml")
-
-
-def _refuse_unknown(profile: Profile) -> None:
-    """Raises `SettingError` for a name that no profile can give."""
-    valid = [name for name in names(place="ini file") if name != "profile"]
-    for setting in profile.values:
+    path, tables = next(((path, found) for path in paths if (found := _tables(path))), (None, {}))
+    if path is None:
+        raise SettingError(f"there is no profile {name!r}: write a table [tool.{_TABLE}.{name}] in pyproject.toml")
+    try:
+        values = tables[one_of("profile", name, tables)]
+    except Unreadable as error:
+        raise SettingError(f"{error} ({path.name})") from None
+    lines = _lines(path.read_text("utf-8"), f"{_TABLE}.{name}")
+    origins = {each: f"profile {name} ({path.name}{lines.get(each, '')})" for each in values}
+    valid = [each for each in names(place="ini file") if each != "profile"]
+    for setting in values:
         if setting in TABLE and setting not in valid:
-            raise SettingError(f"{profile.origin(setting)}: {setting} is for the command line, {flag(setting)}")
+            raise SettingError(f"{origins[setting]}: {setting} is for the command line, {flag(setting)}")
         try:
             one_of("setting", setting, valid)
         except Unreadable as error:
-            raise SettingError(f"{profile.origin(setting)}: {error}") from None
+            raise SettingError(f"{origins[setting]}: {error}") from None
+    return Profile(values, origins)
+
+
+def _lines(text: str, table: str) -> dict[str, str]:
+    """The lines of a table that give something, as ``:12``."""
+    found, inside = dict[str, str](), False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("["):
+            inside = line.strip("[] ").endswith(table)
+        elif inside:
+            found.setdefault(re.split("[=:]", line)[0].strip(" '\""), f":{number}")
+    return found
 
 
 def _tables(path: Path) -> dict[str, Mapping[str, Any]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.errors import CheckError, SettingError
 from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
@@ -77,9 +77,9 @@ class Named:
         return f"{self.module}:{self.path}"
 
     @property
-    def origin(self) -> str:
-        """The place to name in a message."""
-        return f"option {flag('check')} {self.name}"
+    def spelled(self) -> str:
+        """The inputs as one types them."""
+        return ";".join(each.spelled for each in self.inputs)
 
     @property
     def label(self) -> str:
@@ -91,21 +91,18 @@ class Named:
     @property
     def options(self) -> list[str]:
         """The options, the name itself aside, as one types them."""
-        inputs = ";".join(each.spelled for each in self.inputs)
-        words = [
-            word for name, text in (("inputs", inputs), ("build", self.build)) if text for word in (flag(name), text)
-        ]
+        pairs = [("inputs", self.spelled), ("build", self.build)]
+        words = [word for name, text in pairs if text for word in (flag(name), text)]
         return [*words, *[flag("abstract")] * self.abstract]
 
+    def over(self, common: Named) -> Named:
+        """The same with what is common to all checks, where it has none of its own."""
+        inputs, build = self.inputs or common.inputs, self.build or common.build
+        return replace(self, inputs=inputs, build=build, abstract=self.abstract or common.abstract)
 
-@dataclass(slots=True)
-class _Group:
-    """The options between two names."""
-
-    name: str = ""
-    inputs: list[Input] = field(default_factory=list)
-    build: str = ""
-    abstract: bool = False
+    def error(self, text: str) -> CheckError:
+        """What is wrong, and where it was asked for."""
+        return CheckError(f"option {flag('check')} {self.name}: {text}")
 
 
 def read_all(typed: Iterable[tuple[str, str]], ids: Iterable[str]) -> tuple[Named, ...]:
@@ -113,36 +110,26 @@ def read_all(typed: Iterable[tuple[str, str]], ids: Iterable[str]) -> tuple[Name
 
     An option belongs to the ``--nnx-check`` before it; one before the first belongs to all that have none of their own. Raises `SettingError`.
     """
-    groups = [_Group()]
+    checks = [Named("", "")]
     for option, text in typed:
-        group = groups[-1]
+        origin, last = f"option {option}", checks[-1]
         if option == flag("check"):
-            groups.append(_Group(text))
+            checks.append(_read(text))
         elif option == flag("inputs"):
-            group.inputs += _inputs(text, f"option {option}")
+            checks[-1] = replace(last, inputs=(*last.inputs, *_inputs(text, origin)))
         elif option == flag("build"):
-            group.build = _expression(text, f"option {option}")
+            checks[-1] = replace(last, build=_expression(text, origin))
         else:
-            group.abstract = True
-    common, *others = [*groups, *map(_Group, ids)]
-    if not others and groups != [_Group()]:
+            checks[-1] = replace(last, abstract=True)
+    common, *own = [*checks, *map(_read, ids)]
+    if not own:
         raise SettingError(f"option {next(iter(typed))[0]}: of which check? Add {flag('check')} package.module:Name")
-    return tuple(dict.fromkeys(_named(group, common) for group in others))
+    return tuple(dict.fromkeys(each.over(common) for each in own))
 
 
-def _named(group: _Group, common: _Group) -> Named:
-    origin = f"option {flag('check')}"
-    read = _read(group.name, origin)
-    return replace(
-        read,
-        inputs=read.inputs or tuple(group.inputs or common.inputs),
-        build=read.build or group.build or common.build,
-        abstract=read.abstract or group.abstract or common.abstract,
-    )
-
-
-def _read(text: str, origin: str) -> Named:
+def _read(text: str) -> Named:
     """Read a name, or a label. Raises `SettingError`."""
+    origin = f"option {flag('check')}"
     name, bracket, rest = text.strip().partition("(")
     module, colon, path = name.partition(":")
     if path.startswith(":") or "/" in name or module.endswith(".py"):

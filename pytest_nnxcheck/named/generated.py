@@ -66,7 +66,7 @@ def test_of(named: Named) -> tuple[Callable[..., None], tuple[str, int]]:
     module.__file__ = f"<{HEAD} {named.label}>"
     linecache.cache[module.__file__] = (len(shown), None, shown.splitlines(keepends=True), module.__file__)
     sys.modules[module.__name__] = module
-    vars(module)[_GUARD] = _one_of(named) if _is_one(named, found) else _case_of(named)
+    vars(module)[_GUARD] = _guard(named, found)
     exec(compile(_guarded(shown, named), module.__file__, "exec"), vars(module))  # noqa: S102 - it is made of what the user typed
     return vars(module)[_test_name(found)], _place(named, found)
 
@@ -136,9 +136,7 @@ def _call(named: Named, found: Found) -> str:
     rngs = "rngs=nnx.Rngs(0)" if "rngs" in [each.name for each in parameters] else ""
     if asked:
         given = ", ".join([*(f"{name}=..." for name in asked), *filter(None, [rngs])])
-        raise CheckError(
-            f"{named.origin}: {found.path} asks for {', '.join(asked)}: write {flag('build')} '{found.path}({given})'"
-        )
+        raise named.error(f"{found.path} asks for {', '.join(asked)}: write {flag('build')} '{found.path}({given})'")
     return f"{found.path}({rngs})"
 
 
@@ -162,17 +160,14 @@ def find(named: Named) -> Found:
     value = _attribute(named, holder, last)
     if isinstance(value, type):
         return Found(value, named.path)
-    is_method = isinstance(holder, type) and not isinstance(
-        inspect.getattr_static(holder, last), staticmethod | classmethod
-    )
-    if is_method and callable(value):
+    of_class = isinstance(inspect.getattr_static(holder, last), staticmethod | classmethod)
+    if isinstance(holder, type) and callable(value) and not of_class:
         return Found(holder, ".".join(outer), last)
     from flax import nnx
 
     if not callable(value) or isinstance(value, nnx.Module):
-        raise CheckError(
-            f"{named.origin}: {named.path} is a value of type {type(value).__qualname__}: name a class, or write a function that returns (subject, *inputs)"
-        )
+        kind = f"a value of type {type(value).__qualname__}"
+        raise named.error(f"{named.path} is {kind}: name a class, or write a function that returns (subject, *inputs)")
     return Found(value, named.path)
 
 
@@ -187,7 +182,7 @@ def _import(named: Named) -> ModuleType:
     parent, _, last = missing.rpartition(".")
     folders = getattr(sys.modules.get(parent), "__path__", []) if parent else None
     near = _near(last, [each.name for each in pkgutil.iter_modules(folders)], every=parent != "")
-    raise CheckError(f"{named.origin}: there is no module {missing}, here or installed{near}")
+    raise named.error(f"there is no module {missing}, here or installed{near}")
 
 
 def users_part(frames: TracebackType | None) -> TracebackType | None:
@@ -202,8 +197,7 @@ def _attribute(named: Named, holder: Any, name: str) -> Any:
     try:
         return getattr(holder, name)
     except AttributeError:
-        owner = holder.__name__
-        raise CheckError(f"{named.origin}: {owner} has no {name!r}{_near(name, vars(holder))}") from None
+        raise named.error(f"{holder.__name__} has no {name!r}{_near(name, vars(holder))}") from None
 
 
 def _near(name: str, there: Iterable[str], *, every: bool = True) -> str:
@@ -220,51 +214,38 @@ def _refuse_inputs(named: Named, found: Found) -> None:
     function = next((vars(base)[method] for base in found.builder.__mro__ if method in vars(base)), None)
     if function is None:
         methods = [name for name, value in vars(found.builder).items() if inspect.isfunction(value)]
-        raise CheckError(
-            f"{named.origin}: a {found.path} cannot be called{_near(method, methods)}: name a method, as {named.module}:{found.path}.decode"
+        raise named.error(
+            f"a {found.path} has no {method}{_near(method, methods)}; name a method, as {named.name}.decode"
         )
-    positional = [each for each in named.inputs if not each.name]
-    by_name = {each.name: each for each in named.inputs if each.name}
     try:
-        inspect.signature(function).bind(found, *positional, **by_name)
+        positional = [each for each in named.inputs if not each.name]
+        inspect.signature(function).bind(found, *positional, **{each.name: each for each in named.inputs if each.name})
     except TypeError as error:
         asked = ", ".join(each.name for each in _parameters(function)[1:]) or "nothing"
-        given = (
-            f"{flag('inputs')} has {'; '.join(each.spelled for each in named.inputs)}"
-            if named.inputs
-            else f"write {flag('inputs')} 'f32[8,64]' for example"
-        )
-        raise CheckError(f"{named.origin}: {found.path}.{method} takes {asked}; {given} ({error})") from None
+        given = f"{flag('inputs')} has {named.spelled}" if named.inputs else f"write {flag('inputs')} 'f32[8,64]', say"
+        raise named.error(f"{found.path}.{method} takes {asked}; {given} ({error})") from None
     except ValueError:
-        pass  # code without a signature
+        return  # code without a signature
 
 
-# --- guards
+# --- what the user's code builds
 
 
-def _one_of(named: Named) -> Callable[[Any], Any]:
+def _guard(named: Named, found: Found) -> Callable[[Any], Any]:
+    """A function that returns what it gets. Raises `CheckError` for what cannot be checked."""
+
     def guard(built: Any) -> Any:
-        if isinstance(built, tuple):
-            raise CheckError(
-                f"{named.origin}: it returns a tuple, which has inputs of its own: leave {flag('inputs')} out"
-            )
-        if not callable(built):
-            raise CheckError(
-                f"{named.origin}: it returns a value of type {type(built).__qualname__}, which cannot be called with the inputs of {flag('inputs')}"
-            )
-        return built
-
-    return guard
-
-
-def _case_of(named: Named) -> Callable[[Any], Any]:
-    def guard(case: Any) -> Any:
+        kind = f"a value of type {type(built).__qualname__}"
         advice = f"return (subject, *inputs), or give the inputs of a model by {flag('inputs')}"
-        if not isinstance(case, tuple | list):
-            raise CheckError(f"{named.origin}: it returns a value of type {type(case).__qualname__}: {advice}")
-        if not case or not callable(case[0]):
-            first = f"a value of type {type(case[0]).__qualname__}, which cannot be called" if case else "missing"
-            raise CheckError(f"{named.origin}: the first value that it returns is {first}: {advice}")
-        return case
+        if _is_one(named, found):
+            if not callable(built) and not found.method:
+                raise named.error(
+                    f"it returns {kind}, which cannot be called: with {flag('inputs')} return the model alone"
+                )
+        elif not isinstance(built, tuple | list):
+            raise named.error(f"it returns {kind}: {advice}")
+        elif not built or not callable(built[0]):
+            raise named.error(f"the first value that it returns cannot be called: {advice}")
+        return built
 
     return guard

@@ -118,8 +118,7 @@ class NamedItem(pytest.Function):
         except Exception as error:
             nested = any(note.lstrip().startswith("nesting ") for note in getattr(error, "__notes__", ()))
             if self.named.inputs and not nested:
-                inputs = "; ".join(each.spelled for each in self.named.inputs)
-                error.add_note(f"{HEAD}: the call got {inputs}, from option {flag('inputs')}")
+                error.add_note(f"{HEAD}: the call got {self.named.spelled}, from option {flag('inputs')}")
             raise
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> object:  # type: ignore[override]

@@ -122,7 +122,7 @@ def in_profile(config: pytest.Config, name: str, options: argparse.Namespace | N
     value = chosen.values[name]
     if TABLE[name].kind.is_repeated and isinstance(value, str):
         value = [value]
-    return _read(name, value, chosen.origin(name), config.rootpath)
+    return _read(name, value, chosen.origins[name], config.rootpath)
 
 
 def profile(config: pytest.Config, options: argparse.Namespace | None = None) -> Profile | None:

@@ -133,9 +133,16 @@ def test_the_program_to_paste_runs_without_the_plugin(named, pytester):
 
 def test_a_method_a_factory_and_a_function_that_returns_its_inputs(named):
     result = named(
-        "--nnx-check=models:Block.decode", INPUTS, "--nnx-check=models:make", INPUTS, "--nnx-check=models:case", JIT
+        "--nnx-check=models:Block.decode",
+        INPUTS,
+        "--nnx-check=models:Quiet.encode",
+        INPUTS,
+        "--nnx-check=models:make",
+        INPUTS,
+        "--nnx-check=models:case",
+        JIT,
     )
-    result.assert_outcomes(passed=3)
+    result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(["nnx-check::models:case  1 nesting: 1 held*"])
 
 
@@ -295,8 +302,8 @@ REFUSED = {
     "modls:Block": "there is no module modls, here or installed, did you mean 'models'?",
     "models.inner:Block": "there is no module models.inner, here or installed*",
     "models:Wide": "Wide asks for features: write --nnx-build 'Wide(features=..., rngs=nnx.Rngs(0))'",
-    "models:Block": "Block.__call__ takes x, scale; write --nnx-inputs 'f32[[]8,64]' for example (missing a required argument: 'x')",
-    "models:Quiet": "a Quiet cannot be called*: name a method, as models:Quiet.decode",
+    "models:Block": "Block.__call__ takes x, scale; write --nnx-inputs 'f32[[]8,64]', say (missing a required argument: 'x')",
+    "models:Quiet": "a Quiet has no __call__; it has encode; name a method, as models:Quiet.decode",
     "models:step": "step asks for model, x: write --nnx-build 'step(model=..., x=...)'",
     "models:model": "model is a value of type Block: name a class, or write a function that returns (subject, [*]inputs)",
 }
@@ -315,7 +322,7 @@ def test_inputs_that_a_call_does_not_take_are_one_line(named):
     result = named("--nnx-check=models:Block.decode", "--nnx-inputs=f32[2,4];i32[3]")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
-        ["*Block.decode takes x; --nnx-inputs has f32[[]2,4]; i32[[]3] (too many positional arguments)"]
+        ["*Block.decode takes x; --nnx-inputs has f32[[]2,4];i32[[]3] (too many positional arguments)"]
     )
 
 
@@ -329,9 +336,15 @@ RETURNS = {
     (
         "models:number",
     ): "it returns a value of type int: return (subject, [*]inputs), or give the inputs of a model by --nnx-inputs",
-    ("models:nothing",): "the first value that it returns is missing: return (subject, [*]inputs)*",
-    ("models:number", INPUTS): "it returns a value of type int, which cannot be called with the inputs of --nnx-inputs",
-    ("models:case", INPUTS): "it returns a tuple, which has inputs of its own: leave --nnx-inputs out",
+    ("models:nothing",): "the first value that it returns cannot be called: return (subject, [*]inputs)*",
+    (
+        "models:number",
+        INPUTS,
+    ): "it returns a value of type int, which cannot be called: with --nnx-inputs return the model alone",
+    (
+        "models:case",
+        INPUTS,
+    ): "it returns a value of type tuple, which cannot be called: with --nnx-inputs return the model alone",
 }
 
 
