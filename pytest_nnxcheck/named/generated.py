@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -246,6 +247,10 @@ def _guard(named: Named, found: Found) -> Callable[[Any], Any]:
             raise named.error(f"it returns {kind}: {advice}")
         elif not built or not callable(built[0]):
             raise named.error(f"the first value that it returns cannot be called: {advice}")
+        elif named.abstract and (inspect.ismethod(built[0]) or isinstance(built[0], functools.partial)):
+            raise named.error(
+                f"with {flag('abstract')} return a module, or a function that takes its modules as arguments"
+            )
         return built
 
     return guard

@@ -356,6 +356,18 @@ def test_a_function_that_returns_something_else_fails_in_one_line(named):
     assert "in guard" not in result.stdout.str()
 
 
+def test_a_method_of_an_abstract_model_is_refused(named, pytester):
+    pytester.makepyfile(
+        bound="import jax.numpy as jnp\nfrom models import make\ndef case(): return make().decode, jnp.ones((2, 4))"
+    )
+    named("--nnx-check=bound:case", JIT).assert_outcomes(passed=1)
+    result = named("--nnx-check=bound:case", JIT, "--nnx-abstract")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*with --nnx-abstract return a module, or a function that takes its modules as arguments"]
+    )
+
+
 def test_shapes_that_do_not_fit_show_the_users_line_and_what_the_call_got(named):
     result = named("--nnx-check=models:Block", "--nnx-inputs=f32[2,5]")
     result.assert_outcomes(failed=1)
