@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 MARKER = "nnx_invariants"
 
+CHECK_ID = "nnx-check"
+"""Where the id of a check by name starts: ``nnx-check::package.models:Block``."""
+
 SWEEPS = ("pairs", "chains", "short", "singles", "probes")
 """What always runs first, the longest first: each contains those behind it."""
 

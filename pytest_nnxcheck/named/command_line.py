@@ -11,9 +11,6 @@ from pytest_nnxcheck.core.errors import CheckError, SettingError
 from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
-HEAD = "nnx-check"
-"""Where the id of a check starts: ``nnx-check::package.models:Block``."""
-
 _DTYPES = {
     **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
     **{

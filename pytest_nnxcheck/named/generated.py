@@ -19,9 +19,9 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.settings import flag
+from pytest_nnxcheck.core.settings import CHECK_ID, flag
 from pytest_nnxcheck.core.text import some
-from pytest_nnxcheck.named.command_line import HEAD, Named
+from pytest_nnxcheck.named.command_line import Named
 from pytest_nnxcheck.paste.slicer import globals_in
 
 _IMPORTS = {"jax": "import jax", "jnp": "import jax.numpy as jnp", "nnx": "from flax import nnx"}
@@ -64,7 +64,7 @@ def test_of(named: Named) -> tuple[Callable[..., None], tuple[str, int]]:
     found = find(named)
     shown = source(named, found)
     module = ModuleType(f"nnx_check_{hashlib.blake2b(named.label.encode(), digest_size=4).hexdigest()}")
-    module.__file__ = f"<{HEAD} {named.label}>"
+    module.__file__ = f"<{CHECK_ID} {named.label}>"
     linecache.cache[module.__file__] = (len(shown), None, shown.splitlines(keepends=True), module.__file__)
     sys.modules[module.__name__] = module
     vars(module)[_GUARD] = _guard(named, found)

@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
-from pytest_nnxcheck.core.settings import MARKER, flag
-from pytest_nnxcheck.named.command_line import HEAD, Named, read_all
+from pytest_nnxcheck.core.settings import CHECK_ID, MARKER, flag
+from pytest_nnxcheck.named.command_line import Named, read_all
 
 Prepare = Callable[[pytest.Function, type[Exception]], None]
 """Reads the settings of an item. Raises the given error for settings that cannot be read."""
@@ -20,7 +20,7 @@ Prepare = Callable[[pytest.Function, type[Exception]], None]
 
 def register(config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: Prepare) -> None:
     """Collect the checks that a command line names, where it names some. Raises `SettingError`."""
-    ids = {arg: match[1] for arg in config.args if (match := re.search(rf"(?:^|[/\\]){HEAD}::(.+)", arg))}
+    ids = {arg: match[1] for arg in config.args if (match := re.search(rf"(?:^|[/\\]){CHECK_ID}::(.+)", arg))}
     if not typed and not ids:
         return
     checks = read_all(typed, ids.values())
@@ -50,8 +50,8 @@ class Collection:
         if isinstance(collector, pytest.Session) and report.passed:
             # In the folder whose conftest.py counts.
             folder = collector.config.invocation_params.dir
-            node = NamedModule.from_parent(collector, path=folder, name=HEAD, nodeid=HEAD)
-            node.obj, node.collection = ModuleType(HEAD), self
+            node = NamedModule.from_parent(collector, path=folder, name=CHECK_ID, nodeid=CHECK_ID)
+            node.obj, node.collection = ModuleType(CHECK_ID), self
             report.result = [node, *(report.result or ())]
         return report
 
@@ -106,7 +106,7 @@ class NamedItem(pytest.Function):
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Where the named class or function is. Not the end of the id: pytest would write its dots as colons."""
-        return (*self.place, f"{HEAD} {self.name}")
+        return (*self.place, f"{CHECK_ID} {self.name}")
 
     def runtest(self) -> None:
         """Run the test. An exception that the call raises without any nesting says what it got."""
@@ -118,7 +118,7 @@ class NamedItem(pytest.Function):
         except Exception as error:
             nested = any(note.lstrip().startswith("nesting ") for note in getattr(error, "__notes__", ()))
             if self.named.inputs and not nested:
-                error.add_note(f"{HEAD}: the call got {self.named.spelled}, from option {flag('inputs')}")
+                error.add_note(f"{CHECK_ID}: the call got {self.named.spelled}, from option {flag('inputs')}")
             raise
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> object:  # type: ignore[override]

@@ -18,7 +18,7 @@ import pytest
 from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
-from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.core.settings import CHECK_ID, MARKER
 from pytest_nnxcheck.core.text import tell_from
 from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.plugin.marker import (
@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _register_parts(config: pytest.Config) -> None:
     """Add the hooks of what this run is asked for beside the checks; a run loads no other of these modules. Raises `SettingError`."""
     named = options.named(config)
-    if named or any("nnx-check::" in arg for arg in config.args):
+    if named or any(f"{CHECK_ID}::" in arg for arg in config.args):
         from pytest_nnxcheck.named import items
 
         items.register(config, named, _resolve_settings)

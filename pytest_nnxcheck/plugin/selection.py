@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_nnxcheck.core.settings import TABLE, flag
+from pytest_nnxcheck.core.settings import CHECK_ID, TABLE, flag
 from pytest_nnxcheck.plugin import options
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ class Selection:
         return cls(config.rootpath, paths, bool(paths) and config.args_source is config.ArgsSource.TESTPATHS)
 
     def covers(self, place: str) -> bool:
-        """Whether the run collected everything in a file or folder, whose path starts from the root."""
+        """Whether the run collected everything in a file or folder, whose path starts from the root.
+
+        Never of the checks by name: what another command line names may be there still.
+        """
+        if place == CHECK_ID:
+            return False
         return self.everything or any((self.root / place).is_relative_to(path) for path in self.paths)
 
 

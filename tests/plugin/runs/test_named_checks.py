@@ -273,9 +273,17 @@ def test_a_baseline_and_expected_failures_know_them_by_their_id(named, pytester)
     result = named(*BLOCK, *few, "--nnx-baseline=peaks.jsonl")
     assert (result.ret, "nestings compared" in result.stdout.str()) == (0, True)
     (pytester.path / "known.toml").write_text('["nnx-check::models:Block*"]\nmemory = "it copies"\n')
-    copying = ["--nnx-check=models:Block", INPUTS, TIGHT, *few]
-    named(*copying, "--nnx-expected-failures=known.toml").assert_outcomes(passed=1)
-    named(*copying).assert_outcomes(failed=1)
+    tight = [*BLOCK, TIGHT, *few]
+    named(*tight, "--nnx-expected-failures=known.toml").assert_outcomes(passed=1)
+    named(*tight).assert_outcomes(failed=1)
+
+
+def test_a_run_without_the_checks_does_not_call_their_entries_stale(named, pytester):
+    named(*BLOCK, JIT, "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update").assert_outcomes(passed=1)
+    (pytester.path / "known.toml").write_text('["nnx-check::models:Block*"]\nmemory = "it copies"\n')
+    pytester.makepyfile(test_plain="def test_plain(): pass")
+    result = named("--nnx-baseline=peaks.jsonl", "--nnx-expected-failures=known.toml", "-W", "error")
+    assert (result.ret, "stale entries" in result.stdout.str()) == (0, False)
 
 
 # --- what is wrong
