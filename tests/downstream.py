@@ -118,6 +118,14 @@ def healthy(runner: Runner) -> Step:
     return test
 
 
+def nightly(runner: Runner) -> None:
+    """The workflow of every night, one test of it."""
+    _, test = workflow_steps(PROJECT / ".github" / "workflows" / "nightly.yml", "test")
+    said, _ = runner.run(test, options="-k test_decoding")
+    has(said, "1 passed", "nnx report: report.html")
+    assert "nnx memory baseline" not in said, "the profile of every night names no baseline"
+
+
 def broken(runner: Runner, test: Step) -> None:
     """A leak and a copy in the model: the summary page names test, invariant, nesting and path."""
     row = "| `tests/test_invariants.py::test_forward` | {} | `jit` |"
@@ -159,6 +167,7 @@ def main() -> None:
     no_other = [str(runner.python), "-m", "pip", "install", "--quiet", "--no-deps", str(arguments.wheel)]
     subprocess.run(no_other, check=True)
     test = healthy(runner)
+    nightly(runner)
     broken(runner, test)
     action(runner)
     print("downstream: the workflow passed, a leak and a copy failed it, and the action ran")

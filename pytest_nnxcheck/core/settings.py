@@ -1,6 +1,7 @@
 """The one table of settings: what each may be, where it may be given, its default, its help and where the documents explain it.
 
-A row of the scope ``check`` is a field of `Settings`; one of the scope ``run`` is for a run as a whole. The marker's signature, the
+A row of the scope ``check`` is a field of `Settings`; one of the scope ``run`` is for a run as a whole, one of the scope ``named`` names what
+is checked. The marker's signature, the
 ``--nnx-*`` options, the ``nnx_*`` ini names and the tables of docs/settings.md come from `TABLE`. Nothing here imports pytest,
 hypothesis, jax or flax.
 """
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 MARKER = "nnx_invariants"
 
+CHECK_ID = "nnx-check"
+"""Where the id of a check by name starts: ``nnx-check::package.models:Block``."""
+
 SWEEPS = ("pairs", "chains", "short", "singles", "probes")
 """What always runs first, the longest first: each contains those behind it."""
 
@@ -44,7 +48,7 @@ EFFORTS: dict[str, dict[str, Any]] = {
 }
 """The settings that an effort stands for."""
 
-Scope = Literal["check", "run"]
+Scope = Literal["check", "run", "named"]
 SettingPlace = Literal["marker", "command line", "ini file"]
 EVERYWHERE: tuple[SettingPlace, ...] = ("marker", "command line", "ini file")
 
@@ -79,6 +83,10 @@ def _select(default: Any, kind: Kind, text: str, section: str, **more: Any) -> A
 
 def _run(default: Any, kind: Kind, text: str, section: str, of: str = "") -> Row:
     return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2], of=of)
+
+
+def _named(kind: Kind, text: str) -> Row:
+    return Row(None, kind, text, "no_test_file.md", "named", EVERYWHERE[1:2])
 
 
 def _flag_of_baseline(text: str) -> Row:
@@ -261,6 +269,30 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, for buffers donated"
         " for nothing, and for programs over the memory budget or with copies of the state: fail it, or report it only",
         "watch.md",
+    ),
+    "check": _named(
+        kinds.TEXT._replace(metavar="MODULE:NAME", is_repeated=True),
+        "check a class or a function without a test file: package.models:Block, package.models:Block.decode, or package.steps:train for a"
+        " function that returns (subject, *inputs)",
+    ),
+    "inputs": _named(
+        kinds.TEXT._replace(metavar="INPUTS", is_repeated=True),
+        "inputs of the check before it: f32[8,64], i32[8], key, a plain value, or name=f32[8,64]; with ';' between several",
+    ),
+    "build": _named(
+        kinds.TEXT._replace(metavar="EXPRESSION"),
+        "how the check before it builds its object, in the names of its module: Block(64, rngs=nnx.Rngs(0))",
+    ),
+    "abstract": _named(
+        kinds.FLAG,
+        "the check before it builds shapes alone: a model of any size is traced and compiled, and not allocated",
+    ),
+    "profile": _run(
+        None,
+        kinds.TEXT._replace(metavar="NAME"),
+        "a named set of settings, a table [tool.pytest-nnxcheck.profiles.NAME] of pyproject.toml: stronger than the ini file, weaker than the"
+        " command line and the marker",
+        "settings.md#profiles",
     ),
     "no_cache": _run(
         "off",

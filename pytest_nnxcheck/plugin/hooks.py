@@ -18,7 +18,7 @@ import pytest
 from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
-from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.core.settings import CHECK_ID, MARKER
 from pytest_nnxcheck.core.text import tell_from
 from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.plugin.marker import (
@@ -97,6 +97,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _register_parts(config: pytest.Config) -> None:
     """Add the hooks of what this run is asked for beside the checks; a run loads no other of these modules. Raises `SettingError`."""
+    named = options.named(config)
+    if named or any(f"{CHECK_ID}::" in arg for arg in config.args):
+        from pytest_nnxcheck.named import items
+
+        items.register(config, named, _resolve_settings)
     if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
         from pytest_nnxcheck.plugin import reports
 
@@ -257,7 +262,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         flax_modes.require_modes(settings.chosen_modes)
     except SettingError as error:
         raise pytest.fail.Exception(f"{modes_origin(item, settings)}: {error}", pytrace=False) from None
-    written = options.replay_options(item.config.option)
+    written = options.replay_options(item.config.option, getattr(item, "nnx_options", ()))
     run = runs.Run(
         settings,
         test_id=item.nodeid,

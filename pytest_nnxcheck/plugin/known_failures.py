@@ -20,7 +20,7 @@ from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import PUBLIC, SettingError
 from pytest_nnxcheck.core.expected_failures import ExpectedFailure
-from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.core.settings import CHECK_ID, MARKER
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.plugin import worker_data
 from pytest_nnxcheck.plugin.options import Given
@@ -176,5 +176,5 @@ def covers(selection: Selection, table: Table) -> bool:
     file = Path(table.pattern.partition("::")[0])
     # The file or folder before the first part that is wild.
     place = Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), file.parts))
-    missing = place == file and not (selection.root / place).exists()
+    missing = place == file and str(file) != CHECK_ID and not (selection.root / place).exists()
     return missing or selection.covers(str(place))

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -14,6 +14,11 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.settings import TABLE, flag
 from pytest_nnxcheck.core.text import Unreadable
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.profiles import Profile
+
+_PROFILES: pytest.StashKey[dict[str, Profile]] = pytest.StashKey()
 
 
 class Given(NamedTuple):
@@ -29,7 +34,11 @@ class Given(NamedTuple):
 def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
     """Add the options and ini names of the table; ``arguments`` are those of the run."""
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
-    for name, row in TABLE.items():
+    for name in table.names("named"):
+        more = {"metavar": TABLE[name].kind.metavar} if TABLE[name].kind.metavar else {"nargs": 0}
+        group.addoption(flag(name), action=_InOrder, dest="nnx_named", default=None, help=TABLE[name].help, **more)
+    for name in (*table.names("check"), *table.names("run")):
+        row = TABLE[name]
         how: dict[str, Any] = {"action": "append" if row.kind.is_repeated else "store", "metavar": row.kind.metavar}
         if not row.kind.metavar:
             how = {"action": "store_const", "const": "on"}
@@ -44,6 +53,13 @@ def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
             group.addoption(flag(name), dest=f"nnx_{name}", default=None, help=text, **how)
         if "ini file" in row.places:
             parser.addini(f"nnx_{name}", row.help, type=_ini_type(row.kind.ini_type), default=None)
+
+
+class _InOrder(argparse.Action):
+    """Keeps options in one list, in the order in which they are typed: each belongs to the name before it."""
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), (option, values or "")])
 
 
 def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], text: str) -> None:
@@ -76,21 +92,56 @@ def typed(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def replay_options(options: argparse.Namespace) -> str:
-    """The typed options that say how a nesting is judged, as a replay repeats them."""
-    names = [name for name in table.names("check") if not TABLE[name].selects_nestings]
+def named(config: pytest.Config) -> list[tuple[str, str]]:
+    """The options that name what is checked, with their values, in the order in which they were typed."""
+    return list(config.option.nnx_named or ())
+
+
+def replay_options(options: argparse.Namespace, further: Iterable[str] = ()) -> str:
+    """The typed options that say how a nesting is judged, as a replay repeats them; ``further`` are those of a check by name."""
+    names = ["profile", *(name for name in table.names("check") if not TABLE[name].selects_nestings)]
     pairs = typed(options, names).items()
-    return shlex.join(part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)])
+    words = [part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)]]
+    return shlex.join([*further, *words])
 
 
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
-    """What the command line says, or else the ini file; None where neither does. Raises `SettingError` that names the source."""
-    return on_command_line(config, name, options) or in_ini_file(config, name)
+    """What the command line says, or else the profile, or else the ini file. Raises `SettingError` that names the source."""
+    return on_command_line(config, name, options) or in_profile(config, name, options) or in_ini_file(config, name)
 
 
 def on_command_line(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
     value = getattr(options or config.option, f"nnx_{name}", None)
     return _read(name, value, f"option {flag(name)}", config.invocation_params.dir)
+
+
+def in_profile(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
+    chosen = profile(config, options)
+    if chosen is None or name not in chosen.values:
+        return None
+    value = chosen.values[name]
+    if TABLE[name].kind.is_repeated and isinstance(value, str):
+        value = [value]
+    return _read(name, value, chosen.origins[name], config.rootpath)
+
+
+def profile(config: pytest.Config, options: argparse.Namespace | None = None) -> Profile | None:
+    """The profile that is asked for. Raises `SettingError`."""
+    asked = on_command_line(config, "profile", options) or in_ini_file(config, "profile")
+    if asked is None or not asked.value:
+        return None
+    known = config.stash.setdefault(_PROFILES, {})
+    if asked.value not in known:
+        from pytest_nnxcheck import profiles
+
+        files = dict.fromkeys(
+            [config.inipath or config.rootpath / "pyproject.toml", config.rootpath / "pyproject.toml"]
+        )
+        try:
+            known[asked.value] = profiles.find(asked.value, files)
+        except SettingError as error:
+            raise SettingError(f"{asked.origin}: {error}") from None
+    return known[asked.value]
 
 
 def in_ini_file(config: pytest.Config, name: str) -> Given | None:
@@ -126,11 +177,11 @@ def asked(config: pytest.Config, name: str) -> bool:
 
 
 def of_a_check(config: pytest.Config) -> dict[str, Any]:
-    """The settings of a check that ini file and command line give, less what they give as a file. Raises `SettingError`."""
+    """The settings of a check that ini file, profile and command line give, less what they give as a file. Raises `SettingError`."""
     names = [name for name in table.names("check") if not TABLE[name].kind.is_file]
     sources = [
         {name: read.value for name in names if (read := source(config, name)) is not None}
-        for source in (in_ini_file, on_command_line)
+        for source in (in_ini_file, in_profile, on_command_line)
     ]
     return table.lay_over(*sources)
 

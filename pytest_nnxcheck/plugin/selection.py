@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_nnxcheck.core.settings import TABLE, flag
+from pytest_nnxcheck.core.settings import CHECK_ID, TABLE, flag
+from pytest_nnxcheck.plugin import options
 
 if TYPE_CHECKING:
     import pytest
@@ -30,15 +31,22 @@ class Selection:
         folder = config.invocation_params.dir
         names = () if cut else tuple(folder / arg for arg in config.args if "::" not in arg)
         paths = tuple(Path(os.path.abspath(name)) for name in names)  # noqa: PTH100 - pytest's root follows no links either
-        return cls(config.rootpath, paths, not cut and config.args_source is config.ArgsSource.TESTPATHS)
+        return cls(config.rootpath, paths, bool(paths) and config.args_source is config.ArgsSource.TESTPATHS)
 
     def covers(self, place: str) -> bool:
-        """Whether the run collected everything in a file or folder, whose path starts from the root."""
+        """Whether the run collected everything in a file or folder, whose path starts from the root.
+
+        Never of the checks by name: what another command line names may be there still.
+        """
+        if place == CHECK_ID:
+            return False
         return self.everything or any((self.root / place).is_relative_to(path) for path in self.paths)
 
 
 def as_argument(item: pytest.Item) -> str:
     """A test as pytest takes it in the folder that the run was started in; its id starts from pytest's root."""
+    if named := getattr(item, "nnx_argument", ""):
+        return str(named)
     file, colons, name = item.nodeid.partition("::")
     with contextlib.suppress(ValueError):  # on another drive of Windows
         file = Path(os.path.relpath(item.config.rootpath / file, item.config.invocation_params.dir)).as_posix()
@@ -55,6 +63,10 @@ def is_narrowed(config: pytest.Config) -> bool:
     if any(part and not any(arg.endswith(part) for arg in usual) for part in parts):
         return True
     words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
-    options = {word.partition("=")[0] for word in words}
+    given = {word.partition("=")[0] for word in words}
     ini_names = {name.partition("=")[0].strip() for name in config.getoption("override_ini", None) or []}
-    return any(flag(name) in options or f"nnx_{name}" in ini_names for name, row in TABLE.items() if row.narrows)
+    chosen = options.profile(config) if flag("profile") in given or "nnx_profile" in ini_names else None
+    # A profile that names the baseline always goes with it.
+    of_profile = () if chosen is None or "baseline" in chosen.values else chosen.values
+    names = {*given, *ini_names, *(f"nnx_{name}" for name in of_profile)}
+    return any({flag(name), f"nnx_{name}"} & names for name, row in TABLE.items() if row.narrows)

@@ -201,7 +201,7 @@ def table_of(scope):
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("scope", ["check", "run"])
+@pytest.mark.parametrize("scope", ["check", "named", "run"])
 def test_the_tables_of_settings_are_those_of_the_code(scope):
     (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
     assert table == table_of(scope), f"the table of docs/settings.md should be:\n{table_of(scope)}"

@@ -240,7 +240,9 @@ def test_the_defaults_are_the_rows_of_a_check():
 
 def test_where_a_setting_may_be_given():
     check, run, marker = ({*table.names("check")}, {*table.names("run")}, {*table.names(place="marker")})
-    assert {*table.names()} == check | run
+    named = {*table.names("named")}
+    assert {*table.names()} == check | run | named
+    assert not named & ({*table.names(place="ini file")} | marker)
     assert table.names(place="command line") == table.names()
     assert (check - marker, run & marker) == ({"nesting"}, set())
     assert run - {*table.names(place="ini file")} == {name for name in run if not TABLE[name].kind.metavar}

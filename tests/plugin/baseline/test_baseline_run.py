@@ -125,12 +125,18 @@ def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
         (("--lf",), False, False),
         (("--nnx-nesting=jit",), True, True),
         (("-o", "nnx_transforms=jit"), True, True),
+        (("--nnx-profile=few",), True, True),
+        (("--nnx-profile=budget",), False, True),
+        (("--nnx-profile=ci",), False, True),  # it names the baseline, and always goes with it
+        (("--nnx-check=models:Block",), False, True),
         (("--nnx-baseline-update",), False, True),
         (("other",), False, False),
     ],
 )
 def test_what_a_command_line_leaves_out(pytester, inner_args, args, is_narrowed, covered):
-    pytester.makeini("[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n")
+    tables = {"few": "transforms = jit", "budget": "memory_budget = 2x", "ci": "transforms = jit\nbaseline = p"}
+    profiles = "".join(f"[pytest-nnxcheck.profiles.{name}]\n{text}\n" for name, text in tables.items())
+    pytester.makeini(f"[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n{profiles}")
     pytester.makepyfile(test_inner="")
     pytester.mkdir("other")
     config = pytester.parseconfig(*inner_args, *args)

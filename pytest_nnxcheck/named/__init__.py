@@ -1,0 +1,1 @@
+"""Checks of what the command line names, where no test is written: ``pytest --nnx-check package.models:Block``."""

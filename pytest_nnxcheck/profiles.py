@@ -1,0 +1,94 @@
+"""Named sets of settings, as ``[tool.pytest-nnxcheck.profiles.nightly]`` of a pyproject.toml has them. No pytest in it."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.settings import TABLE, flag, names
+from pytest_nnxcheck.core.text import Unreadable, one_of
+
+_TABLE = "pytest-nnxcheck.profiles"
+
+
+class Profile(NamedTuple):
+    """One set of settings."""
+
+    values: Mapping[str, Any]
+    """As the file has them."""
+    origins: Mapping[str, str]
+    """Where each is written, in words."""
+
+
+def find(name: str, paths: Iterable[Path]) -> Profile:
+    """The profile of that name, in the first file that has profiles. Raises `SettingError`."""
+    path, tables = next(((path, found) for path in paths if (found := _tables(path))), (None, {}))
+    if path is None:
+        raise SettingError(f"there is no profile {name!r}: write a table [tool.{_TABLE}.{name}] in pyproject.toml")
+    try:
+        values = tables[one_of("profile", name, tables)]
+    except Unreadable as error:
+        raise SettingError(f"{error} ({path.name})") from None
+    lines = _lines(path.read_text("utf-8"), f"{_TABLE}.{name}")
+    origins = {each: f"profile {name} ({path.name}{lines.get(each, '')})" for each in values}
+    valid = [each for each in names(place="ini file") if each != "profile"]
+    for setting in values:
+        if setting in TABLE and setting not in valid:
+            raise SettingError(f"{origins[setting]}: {setting} is for the command line, {flag(setting)}")
+        try:
+            one_of("setting", setting, valid)
+        except Unreadable as error:
+            raise SettingError(f"{origins[setting]}: {error}") from None
+    return Profile(values, origins)
+
+
+def _lines(text: str, table: str) -> dict[str, str]:
+    """The lines of a table that give something, as ``:12``."""
+    found, inside = dict[str, str](), False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("["):
+            inside = line.strip("[] ").endswith(table)
+        elif inside:
+            found.setdefault(re.split("[=:]", line)[0].strip(" '\""), f":{number}")
+    return found
+
+
+def _tables(path: Path) -> dict[str, Mapping[str, Any]]:
+    """The profiles in a file, by name. Raises `SettingError`."""
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix == ".toml":
+            found = _of_toml(tomllib.loads(text), ["tool"] * (path.name == "pyproject.toml") + _TABLE.split("."))
+        else:
+            parser = configparser.RawConfigParser(strict=False)
+            parser.read_string(text)
+            found = {
+                section.removeprefix(f"{_TABLE}."): {key: _of_ini(key, value) for key, value in parser[section].items()}
+                for section in parser.sections()
+                if section.startswith(f"{_TABLE}.")
+            }
+    except OSError:
+        return {}
+    except (ValueError, configparser.Error) as error:
+        raise SettingError(f"{path.name}: its profiles cannot be read: {error}") from None
+    for name, values in found.items():
+        if not isinstance(values, dict):
+            raise SettingError(f"{path.name}: profile {name} is no table, write [tool.{_TABLE}.{name}]")
+    return found
+
+
+def _of_toml(document: Any, keys: Iterable[str]) -> dict[str, Any]:
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else {}
+
+
+def _of_ini(name: str, value: str) -> Any:
+    """The text of an ini file; a list is split as pytest splits one."""
+    return shlex.split(value) if name in TABLE and TABLE[name].kind.ini_type == "list" else value

@@ -1,0 +1,409 @@
+"""``pytest --nnx-check``: a check of a class or a function by its name, with no test file."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODELS = '''
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Block(nnx.Module):
+    """Healthy."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x, scale=1.0):
+        return self.linear(x) * scale
+
+    def decode(self, x):
+        return self.linear(x)
+
+
+class Wide(nnx.Module):
+    def __init__(self, features, *, rngs):
+        self.linear = nnx.Linear(features, features, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+class Quiet(nnx.Module):
+    """Has no ``__call__``."""
+
+    def encode(self, x):
+        return x
+
+
+def step(model, x):
+    return model(x).sum()
+
+
+def case():
+    return step, Block(nnx.Rngs(0)), jnp.ones((2, 4))
+
+
+def make():
+    return Block(nnx.Rngs(0))
+
+
+def number():
+    return 3
+
+
+def nothing():
+    return ()
+
+
+def raising():
+    raise ValueError("no such dataset")
+
+
+def broken(model, x):
+    raise KeyError("of the user")
+
+
+def breaks():
+    return broken, Block(nnx.Rngs(0)), jnp.ones((2, 4))
+
+
+model = Block(nnx.Rngs(0))
+'''
+JIT = "--nnx-nesting=jit"
+INPUTS = "--nnx-inputs=f32[2,4]"
+BLOCK = ["--nnx-check=models:Block", INPUTS]
+BLOCK_ID = "nnx-check::models:Block(f32(2,4))"
+TIGHT = "--nnx-memory-budget=10B"
+
+
+@pytest.fixture
+def named(pytester, inner_args):
+    """Run pytest in a folder that holds ``models.py`` alone."""
+    pytester.makepyfile(models=MODELS)
+
+    def run(*args, subprocess=False):
+        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        return start(*inner_args, "-p", "no:randomly", *args)
+
+    return run
+
+
+def ids_of(result):
+    """The ids that ``--collect-only -q`` lists."""
+    return [line for line in result.outlines if "::" in line and "ERROR" not in line]
+
+
+# --- what is checked
+
+
+def test_a_class_whose_constructor_asks_for_rngs_alone(named):
+    result = named(*BLOCK, JIT)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"{BLOCK_ID}  1 nesting: 1 held*"])
+
+
+def test_a_class_that_breaks_an_invariant_fails_with_a_replay_that_can_be_run(named, pytester):
+    result = named("--nnx-check=models:Block", INPUTS, TIGHT, JIT)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*nnx invariant broken: memory", "*nnx-check::models:Block(f32(2,4))"])
+    (replay,) = re.findall(r"replay +pytest (.*)", result.stdout.str())
+    assert replay == "--nnx-check=models:Block --nnx-inputs 'f32[2,4]' --nnx-memory-budget 10B --nnx-nesting jit"
+    again = named(*shlex.split(replay))
+    again.assert_outcomes(failed=1)
+    named("--nnx-check=models:Block", INPUTS, "--nnx-memory-budget=1MiB", JIT).assert_outcomes(passed=1)
+
+
+def test_the_program_to_paste_runs_without_the_plugin(named, pytester):
+    result = named("--nnx-check=models:Block", INPUTS, TIGHT, JIT)
+    (program,) = re.findall(r"program +(\S+\.py)", result.stdout.str())
+    text = Path(program).read_text()
+    assert "from models import Block" in text
+    assert "nnx_guard" not in text
+    assert "pytest_nnxcheck" not in text
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "nnx invariant broken: memory" in ended.stderr) == (1, True)
+
+
+def test_a_method_a_factory_and_a_function_that_returns_its_inputs(named):
+    result = named(
+        "--nnx-check=models:Block.decode",
+        INPUTS,
+        "--nnx-check=models:Quiet.encode",
+        INPUTS,
+        "--nnx-check=models:make",
+        INPUTS,
+        "--nnx-check=models:case",
+        JIT,
+    )
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["nnx-check::models:case  1 nesting: 1 held*"])
+
+
+def test_a_constructor_that_asks_for_more_is_given_it_by_build(named):
+    build = ["--nnx-check=models:Wide", "--nnx-inputs=f32[2,8]", "--nnx-build=Wide(8, rngs=nnx.Rngs(0))"]
+    result = named(*build, JIT)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["nnx-check::models:Wide(Wide(8, rngs=nnx.Rngs(0));f32(2,8))  *"])
+
+
+def test_build_may_make_the_whole_case(named):
+    whole = "--nnx-build=(step, Block(nnx.Rngs(0)), jnp.ones((5, 4)))"
+    named("--nnx-check=models:step", whole, JIT).assert_outcomes(passed=1)
+
+
+LARGE = """
+import jax.numpy as jnp
+from flax import nnx
+
+def step(model, x):
+    return model(x).sum()
+
+def case():
+    model = nnx.Linear(4, 10**11, rngs=nnx.Rngs(0))
+    return step, model, jnp.ones((2, 4))
+
+def factory(rngs):
+    return nnx.Linear(4, 10**11, rngs=rngs)
+"""
+
+
+@pytest.mark.parametrize("check", [["case"], ["factory", INPUTS]], ids=["case", "factory"])
+def test_an_abstract_check_allocates_nothing(named, pytester, check):
+    """Its values are 1.6 TB."""
+    pytester.makepyfile(large=LARGE)
+    name, *inputs = check
+    result = named(f"--nnx-check=large:{name}", *inputs, "--nnx-abstract", "--nnx-memory-budget=4TB", JIT)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"nnx-check::large:{name}(abstract*  1 nesting: 1 held; worst peak * TiB of 3.6 TiB*"])
+
+
+def test_inputs_by_name_and_plain_values(named):
+    named("--nnx-check=models:Block", "--nnx-inputs=x=f32[2,4]; scale=2.0", JIT).assert_outcomes(passed=1)
+
+
+# --- which tests run
+
+
+def test_without_files_only_the_checks_run_and_with_files_those_too(named, pytester):
+    pytester.makepyfile(test_plain="def test_plain(): pass")
+    assert ids_of(named(*BLOCK, "--collect-only", "-q")) == [BLOCK_ID]
+    assert ids_of(named(*BLOCK, "--collect-only", "-q", "test_plain.py")) == [BLOCK_ID, "test_plain.py::test_plain"]
+    pytester.makeini("[pytest]\ntestpaths = test_plain.py\n")
+    assert ids_of(named(*BLOCK, "--collect-only", "-q")) == [BLOCK_ID]
+    assert ids_of(named("--collect-only", "-q")) == ["test_plain.py::test_plain"]
+
+
+def test_an_id_runs_its_check_again(named):
+    result = named("nnx-check::models:Wide(Wide(8, rngs=nnx.Rngs(0));abstract;f32(2,8))", JIT)
+    result.assert_outcomes(passed=1)
+    ids = ["nnx-check::models:Block(f32(2,4))", "../nnx-check::models:case"]
+    assert ids_of(named(*ids, "--collect-only", "-q")) == [ids[0], "nnx-check::models:case"]
+
+
+def test_keywords_deselect_and_last_failed(named, pytester):
+    pytester.makepyfile(test_plain="def test_plain(): assert 0")
+    both = [*BLOCK, "--nnx-check=models:number", "--collect-only", "-q"]
+    assert ids_of(named(*both, "-k", "Block")) == [BLOCK_ID]
+    assert ids_of(named(*both, f"--deselect={BLOCK_ID}")) == ["nnx-check::models:number"]
+    named(*BLOCK, "--nnx-check=models:number", "test_plain.py", JIT).assert_outcomes(passed=1, failed=2)
+    assert ids_of(named(*both, "--lf")) == ["nnx-check::models:number"]
+    assert ids_of(named(*both, "test_plain.py", "--lf")) == ["nnx-check::models:number", "test_plain.py::test_plain"]
+
+
+def test_the_first_failure_stops_the_run(named):
+    named("--nnx-check=models:number", *BLOCK, "-x", JIT).assert_outcomes(failed=1)
+
+
+def test_workers_of_xdist_run_them(named):
+    pytest.importorskip("xdist")
+    result = named(*BLOCK, "--nnx-check=models:number", "-n2", JIT, subprocess=True)
+    result.assert_outcomes(passed=1, failed=1)
+
+
+def test_a_folder_is_importable_during_the_run_alone(named, pytester, monkeypatch):
+    before = [path for path in sys.path if path != str(pytester.path)]
+    monkeypatch.setattr(sys, "path", [*before])
+    named(*BLOCK, JIT).assert_outcomes(passed=1)
+    assert sys.path == before
+
+
+def test_conftest_hooks_and_fixtures_of_the_folder_count(named, pytester):
+    pytester.makeconftest(
+        "import pytest\nSEEN = []\n"
+        "@pytest.fixture(autouse=True, scope='module')\ndef of_module(): SEEN.append('fixture')\n"
+        "def pytest_runtest_setup(item): SEEN.append(item.nodeid)\n"
+        "def pytest_terminal_summary(terminalreporter): terminalreporter.write_line(f'seen {SEEN}')\n"
+    )
+    result = named(*BLOCK, JIT)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"seen *{BLOCK_ID}*fixture*"])
+
+
+# --- the options of a marked test
+
+
+def test_settings_reports_and_junit_are_those_of_any_test(named, pytester):
+    result = named(
+        *BLOCK,
+        "--nnx-transforms=jit",
+        "--nnx-styles=argument",
+        "--nnx-max-examples=0",
+        "--nnx-report=r.json",
+        "--junitxml=j.xml",
+    )
+    result.assert_outcomes(passed=1)
+    document = json.loads((pytester.path / "r.json").read_text())
+    (test,) = document["tests"]
+    assert (test["nodeid"], test["outcome"], test["place"]["file"]) == (BLOCK_ID, "passed", "models.py")
+    assert {nesting["nesting"] for nesting in document["nestings"]} == {"un-nested", "jit", "jit > call_first"}
+    assert 'classname="nnx-check" name="models:Block(f32(2,4))"' in (pytester.path / "j.xml").read_text()
+
+
+def test_a_baseline_and_expected_failures_know_them_by_their_id(named, pytester):
+    few = ["--nnx-transforms=jit", "--nnx-styles=argument", "--nnx-max-examples=0"]
+    named(*BLOCK, *few, "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update").assert_outcomes(passed=1)
+    assert BLOCK_ID in (pytester.path / "peaks.jsonl").read_text()
+    result = named(*BLOCK, *few, "--nnx-baseline=peaks.jsonl")
+    assert (result.ret, "nestings compared" in result.stdout.str()) == (0, True)
+    (pytester.path / "known.toml").write_text('["nnx-check::models:Block*"]\nmemory = "it copies"\n')
+    tight = [*BLOCK, TIGHT, *few]
+    named(*tight, "--nnx-expected-failures=known.toml").assert_outcomes(passed=1)
+    named(*tight).assert_outcomes(failed=1)
+
+
+def test_a_run_without_the_checks_does_not_call_their_entries_stale(named, pytester):
+    named(*BLOCK, JIT, "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update").assert_outcomes(passed=1)
+    (pytester.path / "known.toml").write_text('["nnx-check::models:Block*"]\nmemory = "it copies"\n')
+    pytester.makepyfile(test_plain="def test_plain(): pass")
+    result = named("--nnx-baseline=peaks.jsonl", "--nnx-expected-failures=known.toml", "-W", "error")
+    assert (result.ret, "stale entries" in result.stdout.str()) == (0, False)
+
+
+# --- what is wrong
+
+
+STOPPED = [
+    (["--nnx-check=models"], "ERROR: option --nnx-check: 'models' names nothing, write package.module:Name*"),
+    (["--nnx-inputs=f32[2]"], "ERROR: option --nnx-inputs: of which check? Add --nnx-check package.module:Name"),
+    ([*BLOCK, "--nnx-inputs=f32(x)"], "ERROR: option --nnx-inputs: 'f32(x)' has no shape of whole numbers, write *"),
+]
+
+
+@pytest.mark.parametrize("args, line", STOPPED, ids=[args[-1] for args, _ in STOPPED])
+def test_a_wrong_notation_stops_the_run(named, args, line):
+    result = named(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([line])
+    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+
+
+REFUSED = {
+    "models:Blok": "models has no 'Blok', did you mean 'Block'?",
+    "models:Block.decod": "Block has no 'decod', did you mean 'decode'?",
+    "modls:Block": "there is no module modls, here or installed, did you mean 'models'?",
+    "models.inner:Block": "there is no module models.inner, here or installed*",
+    "models:Wide": "Wide asks for features: write --nnx-build 'Wide(features=..., rngs=nnx.Rngs(0))'",
+    "models:Block": "Block.__call__ takes x, scale; write --nnx-inputs 'f32[[]8,64]', say (missing a required argument: 'x')",
+    "models:Quiet": "a Quiet has no __call__; it has encode; name a method, as models:Quiet.decode",
+    "models:step": "step asks for model, x: write --nnx-build 'step(model=..., x=...)'",
+    "models:model": "model is a value of type Block: name a class, or write a function that returns (subject, [*]inputs)",
+}
+
+
+def test_a_name_that_leads_to_nothing_is_one_line_of_a_collection_error(named):
+    result = named(*(f"--nnx-check={name}" for name in REFUSED))
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"option --nnx-check {name}: {said}" for name, said in REFUSED.items()])
+    assert "Traceback" not in result.stdout.str()
+    assert "pytest_nnxcheck" not in result.stdout.str()
+
+
+def test_inputs_that_a_call_does_not_take_are_one_line(named):
+    result = named("--nnx-check=models:Block.decode", "--nnx-inputs=f32[2,4];i32[3]")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["*Block.decode takes x; --nnx-inputs has f32[[]2,4];i32[[]3] (too many positional arguments)"]
+    )
+
+
+def test_a_name_in_build_that_the_module_has_not(named):
+    result = named(*BLOCK, "--nnx-build=Blck(nnx.Rngs(0))")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["option --nnx-build: models has no 'Blck', did you mean 'Block'?"])
+
+
+RETURNS = {
+    (
+        "models:number",
+    ): "it returns a value of type int: return (subject, [*]inputs), or give the inputs of a model by --nnx-inputs",
+    ("models:nothing",): "the first value that it returns cannot be called: return (subject, [*]inputs)*",
+    (
+        "models:number",
+        INPUTS,
+    ): "it returns a value of type int, which cannot be called: with --nnx-inputs return the model alone",
+    (
+        "models:case",
+        INPUTS,
+    ): "it returns a value of type tuple, which cannot be called: with --nnx-inputs return the model alone",
+}
+
+
+def test_a_function_that_returns_something_else_fails_in_one_line(named):
+    checks = [word for name, *more in RETURNS for word in (f"--nnx-check={name}", *more)]
+    result = named(*checks)
+    result.assert_outcomes(failed=len(RETURNS))
+    result.stdout.fnmatch_lines([f"option --nnx-check {name}: {said}" for (name, *_), said in RETURNS.items()])
+    assert "in guard" not in result.stdout.str()
+
+
+def test_a_method_of_an_abstract_model_is_refused(named, pytester):
+    pytester.makepyfile(
+        bound="import jax.numpy as jnp\nfrom models import make\ndef case(): return make().decode, jnp.ones((2, 4))"
+    )
+    named("--nnx-check=bound:case", JIT).assert_outcomes(passed=1)
+    result = named("--nnx-check=bound:case", JIT, "--nnx-abstract")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*with --nnx-abstract return a module, or a function that takes its modules as arguments"]
+    )
+
+
+def test_shapes_that_do_not_fit_show_the_users_line_and_what_the_call_got(named):
+    result = named("--nnx-check=models:Block", "--nnx-inputs=f32[2,5]")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            ">*nnx_wrap(model)(jax.random.normal(*(2, 5)*",
+            "models.py:*",
+            "E *nnx-check: the call got f32[[]2,5], from option --nnx-inputs",
+        ]
+    )
+    assert "pytest_nnxcheck" not in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    "name, error", [("raising", "ValueError: no such dataset"), ("breaks", "KeyError: 'of the user'")]
+)
+def test_an_exception_of_the_users_shows_the_users_lines(named, name, error):
+    result = named(f"--nnx-check=models:{name}")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E  *{error}", "models.py:*"])
+    assert "pytest_nnxcheck" not in result.stdout.str()
+
+
+def test_a_module_that_does_not_import_shows_its_own_lines(named, pytester):
+    pytester.makepyfile(failing="import models\nraise RuntimeError('no config')", lacking="import not_installed_here")
+    result = named("--nnx-check=failing:x")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["failing.py:2: in <module>", "E *RuntimeError: no config"])
+    assert "pytest_nnxcheck" not in result.stdout.str()
+    result = named("--nnx-check=lacking:x")
+    result.stdout.fnmatch_lines(["lacking.py:1: in <module>", "E *No module named 'not_installed_here'"])

@@ -1,0 +1,129 @@
+"""Profiles: named sets of settings in the file that pytest reads, which of them wins, and what is said of a bad one."""
+
+import pytest
+
+from pytest_nnxcheck.core.setting_values import Budget
+from pytest_nnxcheck.plugin import hooks, options
+
+TOML = """
+[tool.pytest.ini_options]
+nnx_effort = "quick"
+nnx_max_depth = 2
+nnx_memory_tolerance = "1%"
+
+[tool.pytest-nnxcheck.profiles.nightly]
+effort = "thorough"
+max_depth = 4
+transforms = ["jit", "scan"]
+all = true
+report = ["a.md", "b.json"]
+memory_tolerance = "2%"
+
+[tool.pytest-nnxcheck.profiles.ci]
+memory_budget = 1024
+report = "one report.md"
+"""
+INI = """
+[pytest]
+nnx_max_depth = 2
+[pytest-nnxcheck.profiles.nightly]
+effort = thorough
+max_depth = 4
+transforms = jit scan
+report = a.md "b c.json"
+"""
+
+
+@pytest.fixture
+def config_of(pytester, inner_args):
+    """The config of a run with these options, where ``pyproject.toml`` has this text."""
+
+    def make(*args, text=TOML, name="pyproject.toml"):
+        (pytester.path / name).write_text(text)
+        return pytester.parseconfig(*inner_args, *args)
+
+    return make
+
+
+def test_a_profile_wins_over_the_ini_file_and_an_option_over_both(config_of):
+    read = options.of_a_check(config_of("--nnx-profile=nightly", "--nnx-max-depth=5"))
+    assert (read["effort"], read["sweep"], read["max_depth"]) == ("thorough", "pairs", 5)
+    assert (read["transforms"], read["all"]) == (("jit", "scan"), "on")
+    assert options.of_a_check(config_of("--nnx-profile=nightly", "--nnx-effort=quick"))["sweep"] == "short"
+    assert options.of_a_check(config_of())["max_depth"] == 2
+
+
+def test_a_profile_gives_the_options_of_a_run_too(config_of):
+    config = config_of("--nnx-profile=nightly")
+    assert options.given(config, "report").value == ("a.md", "b.json")
+    assert options.value(config, "memory_tolerance") * 50 == 1
+    assert options.given(config_of("--nnx-profile=ci"), "report") == (
+        ("one report.md",),
+        "profile ci (pyproject.toml:17)",
+        config.rootpath,
+    )
+    assert options.of_a_check(config_of("--nnx-profile=ci"))["memory_budget"] == Budget(bytes=1024)
+
+
+def test_the_ini_file_may_name_the_profile_and_have_it(config_of):
+    named = INI.replace("[pytest]", "[pytest]\nnnx_profile = nightly")
+    config = config_of(text=named, name="pytest.ini")
+    assert options.of_a_check(config)["transforms"] == ("jit", "scan")
+    assert options.given(config, "report").value == ("a.md", "b c.json")
+    assert options.of_a_check(config_of("-o", "nnx_profile=", text=named, name="pytest.ini")) == {"max_depth": 2}
+
+
+def test_the_tables_of_pyproject_count_beside_a_pytest_ini(config_of):
+    config_of()
+    config = config_of("--nnx-profile=ci", text="[pytest]\nnnx_max_depth = 3\n", name="pytest.ini")
+    assert options.of_a_check(config) == {"max_depth": 3, "memory_budget": Budget(bytes=1024)}
+
+
+def test_the_marker_of_a_test_wins_over_a_profile(run_inner, pytester):
+    pytester.makepyprojecttoml(TOML)
+    source = """
+@marked(transforms="jit", styles="argument", sweep="singles", max_examples=0)
+def test_x(nnx_wrap):
+    assert nnx_wrap(Model())(1) == 1
+    assert {*RUNS} <= {"un-nested", "jit"}
+
+@marked
+def test_y(nnx_wrap):
+    nnx_wrap(Model())(1)
+    assert not RUNS or "vmap" not in str(RUNS)
+"""
+    run_inner(source, "--nnx-profile=nightly").assert_outcomes(passed=2)
+
+
+def test_a_replay_repeats_the_profile_that_was_typed(config_of):
+    config = config_of("--nnx-profile=ci", "--nnx-memory-budget=2x")
+    assert options.replay_options(config.option) == "--nnx-profile ci --nnx-memory-budget 2x"
+
+
+BAD = [
+    ("nightli", "", r"option --nnx-profile: unknown profile 'nightli', did you mean 'nightly'\? \(pyproject.toml\)"),
+    ("x", "efort = 'quick'", r"option --nnx-profile: profile x \(pyproject.toml:20\): unknown setting 'efort', did you mean 'effort'\?"),
+    ("x", "effort = 'quik'", r"profile x \(pyproject.toml:20\): unknown effort 'quik', did you mean 'quick'\?"),
+    ("x", "max_depth = 0", r"profile x \(pyproject.toml:20\): max_depth=0 is not a whole number of at least 1"),
+    ("x", "nesting = 'jit'", r"option --nnx-profile: profile x \(pyproject.toml:20\): nesting is for the command line, --nnx-nesting"),
+    ("x", "no_cache = true", r"option --nnx-profile: profile x \(pyproject.toml:20\): no_cache is for the command line, --nnx-no-cache"),
+    ("x", "profile = 'ci'", r"option --nnx-profile: profile x \(pyproject.toml:20\): profile is for the command line"),
+    ("x", "target = 'v9'", r"profile x \(pyproject.toml:20\): .*'v9'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, line, message", BAD, ids=[line or name for name, line, _ in BAD])
+def test_a_bad_profile_stops_the_run_and_names_the_line(config_of, name, line, message):
+    text = f"{TOML}\n[tool.pytest-nnxcheck.profiles.x]\n{line}\n"
+    with pytest.raises(pytest.UsageError, match=f"^{message}") as refused:
+        hooks.pytest_configure(config_of(f"--nnx-profile={name}", text=text))
+    assert "\n" not in str(refused.value)
+
+
+def test_no_profiles_at_all_and_a_profile_that_is_no_table(config_of):
+    for text, message in (
+        ("", r"there is no profile 'ci': write a table \[tool.pytest-nnxcheck.profiles.ci\] in pyproject.toml"),
+        ("[tool.pytest-nnxcheck.profiles]\nci = 3", "pyproject.toml: profile ci is no table"),
+    ):
+        with pytest.raises(pytest.UsageError, match=f"option --nnx-profile: {message}"):
+            hooks.pytest_configure(config_of("--nnx-profile=ci", text=text))
