@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, flat, full, text
+from checking import call, flat, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
@@ -174,20 +174,6 @@ def test_the_users_arrays_are_never_donated():
     assert not x.is_deleted()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("seen", [lambda x: x, lambda x: 2 * x], ids=["input", "computed"])
-def test_a_call_that_adds_state_is_known(seen):
-    class Sows(nnx.Module):
-        def __call__(self, x):
-            self.sow(nnx.Intermediate, "seen", seen(x))
-            return x
-
-    plain = call(Sows(), X)
-    assert (plain.outcome.verdict, plain.facts.added) == ("held", ("model.seen",))
-    for nesting in ["jit", "remat", "eval_shape", "scan[functional]", "vmap[functional]", "while_loop[functional]"]:
-        assert call(Sows(), X, nesting=nesting).outcome.verdict == "held", nesting
-
-
 # --- memory
 
 
@@ -213,21 +199,6 @@ class Tied(nnx.Module):
     def __call__(self, x):
         assign(self.average, self.average[...] * 0.9 + self.weight[...] * 0.1)
         return x @ self.average[...]
-
-
-def test_a_view_held_by_the_module_is_named():
-    class Log:
-        def __init__(self, initial):
-            self.initial = initial
-
-    viewed = Tied(share=False)
-    viewed.log = Log(np.asarray(viewed.average[...]))
-    found = call(viewed, X, nesting="jit")
-    assert broken(found) == ["donation"]
-    assert "model.average is viewed by model.log.initial" in text(found)
-    copied = Tied(share=False)
-    copied.log = Log(np.array(copied.average[...]))
-    assert call(copied, X, nesting="jit").outcome.verdict == "held"
 
 
 def test_a_swap_is_noted_and_not_judged():

@@ -8,10 +8,9 @@ from typing import Any
 
 import bugs
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import nnx
-from healthy import FLAX, HEALTHY, Case, assign, numbers
+from healthy import FLAX, HEALTHY, Case
 from leaky import LEAKY
 from wild import WILD
 
@@ -67,49 +66,6 @@ class StepOfPair:
         self.subject, self.args = step, (bugs.Pair(64),)
 
 
-def mixed() -> Case:
-    """Static attributes, random numbers, statistics: all that a call may change."""
-
-    class Mixed(nnx.Module):
-        def __init__(self) -> None:
-            self.linear, self.norm = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0))
-            self.drop, self.calls = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), 0
-
-        def __call__(self, x):
-            self.calls += 1
-            return self.drop(self.norm(self.linear(x)))
-
-    return Case(Mixed(), (numbers((3, 8)),))
-
-
-def retyped() -> Case:
-    """A counter whose update widens it: a loop cannot carry it."""
-
-    class Retypes(nnx.Module):
-        def __init__(self) -> None:
-            self.seen = nnx.BatchStat(jnp.zeros((8,), jnp.bfloat16))
-
-        def __call__(self, x):
-            assign(self.seen, self.seen[...] + x.sum(0))
-            return x
-
-    return Case(Retypes(), (numbers((3, 8)),))
-
-
-def branches_on_values() -> Case:
-    """Python control flow on a value: no trace goes through it."""
-
-    class Branches(nnx.Module):
-        def __init__(self) -> None:
-            self.scale = nnx.Param(jnp.ones(()))
-
-        def __call__(self, x):
-            return x * 2 if float(self.scale[...]) > 0 else x
-
-    return Case(Branches(), (numbers((3, 8)),))
-
-
-OWN = {"mixed": mixed, "retyped": retyped, "branches_on_values": branches_on_values}
 REPORTS: dict[str, Callable[[], Any]] = {
     "4520": lambda: Case(bugs.report_4520(nnx.Rngs(0)), bugs.inputs_4520()),
     "4819": lambda: Case(bugs.autoregressive_decode, (bugs.report_4819(nnx.Rngs(0), True, True), *bugs.inputs_4819())),
@@ -124,7 +80,6 @@ CORPUS: dict[str, Callable[[], Any]] = {
     **{f"twin {name}": twins.healthy for name, twins in LEAKY.items()},
     **{f"report {name}": make for name, make in REPORTS.items()},
     **{f"wild {name}": make for name, make in WILD.items()},
-    **OWN,
 }
 FEW = ("healthy batch_norm_train", "leaky variable_metadata")
 """One that holds and one that does not: these run with every suite, all of them in ``nox -s calibrate``."""

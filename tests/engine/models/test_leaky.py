@@ -94,18 +94,6 @@ def test_what_a_callback_keeps_that_was_handed_in_is_found(make, path, shortcuts
         assert f"tracers remain in {path}" in flat(str(report))
 
 
-def test_the_layer_that_leaked_is_blamed_not_the_outermost():
-    twins = LEAKY["class_attribute"]
-    for nesting, guilty in {
-        "jit > scan": "scan",
-        "scan > jit": "jit",
-        "vmap > remat > while_loop": "while_loop",
-    }.items():
-        leaky = twins.leaky()
-        found = call(leaky.subject, *leaky.args, nesting=nesting)
-        assert ("left by", guilty) in found.outcome.violations[0].details, text(found)
-
-
 def test_what_eval_shape_puts_into_the_state_is_a_violation():
     """flax hands no state out of eval_shape, so only a guard's note can say this; here the probe is made to touch it."""
     from flax import nnx

@@ -208,19 +208,6 @@ def test_arguments_that_jax_cannot_flatten_are_refused():
         check(case.subject, *case.args)
 
 
-class Bag:
-    """Holds arrays where no attribute shows them."""
-
-    def __init__(self, *arrays):
-        self.add = lambda: arrays
-
-
-def test_an_output_that_hides_arrays_is_rejected_with_the_reason():
-    outcome = call(lambda x: Bag(x, x + 1), numbers(X), nesting="jit").outcome
-    assert outcome.verdict == "rejected"
-    assert "returns a Bag that holds arrays, which no transform hands out: return a tuple" in outcome.reason
-
-
 def test_a_carry_that_would_change_its_type_is_rejected_and_a_jit_is_not():
     class Promotes(nnx.Module):
         def __init__(self):

@@ -74,14 +74,6 @@ def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them
     assert parity(HEALTHY["batch_norm_eval"]().subject, X, nesting="jit > scan").outcome.verdict == "held"
 
 
-def test_a_count_that_is_dropped_is_compared_bit_by_bit(monkeypatch):
-    monkeypatch.setattr(loops, "scan_argument", broadcast_scan)
-    found = parity(Counts(plain=False), X, nesting="scan")
-    assert "model.counter kept its old value" in text(found)
-    assert "Counter int32[]   2 expected, 0 after, 1 of 1 elements" in text(found)
-    assert "nnx.StateAxes({Counter: nnx.Carry" in text(found)
-
-
 def dropping(name):
     """Layers whose author forgot the way back; the mutations that parity must find."""
 
@@ -223,20 +215,6 @@ def test_a_count_of_a_plain_object_is_the_same_for_both_of_what_is_compared(plai
     looped = parity(Trainer(plain).step, X, nesting="scan")
     assert looped.outcome.verdict == ("violated" if plain else "held")
     assert ("output differs from that of the un-nested call" in text(looped)) == plain
-
-
-class Stamps(Trainer):
-    """It leaves the number of its call in the Variable."""
-
-    def step(self, x):
-        y = super().step(x)
-        assign(self.counts.counter, jnp.asarray(self.calls, jnp.int32))
-        return y
-
-
-def test_a_number_that_a_plain_object_leaves_in_the_state_is_the_same_for_both():
-    un_nested = parity(Stamps(plain=True).step, X)
-    assert (un_nested.outcome.verdict, un_nested.outcome.notes) == ("held", ())
 
 
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")

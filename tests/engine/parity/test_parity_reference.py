@@ -13,7 +13,6 @@ from flax import nnx
 from healthy import WIDTH, assign, numbers
 from parity_calls import Counter, Counts, X, norm, parity
 
-from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import row_of
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.memo import evaluated_calls
@@ -266,12 +265,6 @@ def test_calls_are_made_once_for_all_nestings_of_equal_calls_and_anew_for_others
     assert ask(scaled(2.0)) == [2], "the state"
 
 
-def test_a_call_that_captured_what_cannot_be_told_has_no_identity():
-    box = {"scale": 2.0}
-    assert identity(bind(lambda model, x: model(x) * box["scale"], (norm(), X), {})) is None
-    assert identity(bind(lambda model, x: model(x), (norm(), X), {})) is not None
-
-
 def tagged(tags, **attributes):
     """A layer with a Variable whose metadata holds what has no hash, as those of published libraries do."""
     model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
@@ -317,20 +310,6 @@ def test_a_function_that_each_body_writes_anew_is_told_by_what_it_does():
     assert key_of(scaled(2.0)) != key_of(scaled(3.0))
     box = {}
     assert key_of(tagged({}, activation=lambda x: box)) is not None, "itself, where that cannot be told"
-
-
-def test_the_calls_of_a_model_with_a_dict_are_made_once_for_all_nestings(monkeypatch):
-    made = []
-    follow = reference.follow
-    monkeypatch.setattr(reference, "follow", lambda *args, **kwargs: made.append(args) or follow(*args, **kwargs))
-    few = {
-        "invariants": "parity",
-        "transforms": "jit,remat,eval_shape",
-        "styles": "argument,functional",
-        "max_examples": 0,
-    }
-    assert check(tagged({"a": 1}), X, sweep="singles", **few).ok
-    assert len(made) == 2, "with the jits off, and as it is"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -11,7 +11,6 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import CheckError, check
-from pytest_nnxcheck.core.catalogue import FURTHER
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.subject.bind import bind
@@ -132,21 +131,6 @@ def largest(model, x):
 
 
 @pytest.mark.parametrize(
-    "nesting, reason",
-    [
-        ("grad > while_loop", "grad cannot go backwards through a while_loop"),
-        ("jit > grad[functional] > vmap > while_loop[functional]", "grad cannot go backwards through a while_loop"),
-        ("grad > remat > grad", "grad inside grad differentiates twice"),
-        ("shard_map[functional] > shard_map[jax_closure]", "shard_map cannot map the axis of its mesh again"),
-    ],
-)
-def test_what_jax_cannot_run_is_rejected(nesting, reason):
-    outcome = call(linear(), numbers((2, 3)), nesting=nesting).outcome
-    assert (outcome.verdict, outcome.unfit) == ("rejected", True)
-    assert outcome.reason.startswith(reason)
-
-
-@pytest.mark.parametrize(
     "subject, inputs, nesting, reason",
     [
         (until_small, (linear(), numbers((2, 3))), "jit > grad", "the call cannot be differentiated: ValueError: Reverse"),
@@ -211,20 +195,6 @@ def test_a_leak_that_only_a_gradient_shows_is_no_call_without_a_gradient(nesting
     assert outcome.reason.startswith("UnexpectedTracerError"), outcome.reason
     found = call(clips, linear(), numbers((2, 3)), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
-
-
-@pytest.mark.slow
-def test_a_gradient_that_leaves_tracers_behind_is_found_and_put_back():
-    kept = []
-
-    def keeps(model, x):
-        y = model(x)
-        kept.append(y)
-        return y
-
-    found = call(keeps, linear(), numbers((2, 3)), nesting="jit > grad")
-    assert broken(found) == ["tracers"]
-    assert not kept
 
 
 # --- what was left out is said once, and drawn no more
@@ -320,7 +290,3 @@ def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient(examp
     assert under.budget > 1.8 * plain.budget
     over = call(Deep(), x, nesting="jit > grad", memory_budget="0.5x", example=example)
     assert broken(over) == ["memory"]
-
-
-def test_every_further_transform_is_run_here():
-    assert {Layer.parse(layer).transform for layer in FURTHER_SINGLES} == {*FURTHER}

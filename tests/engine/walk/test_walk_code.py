@@ -84,16 +84,6 @@ def test_cached_function(kept: Keep, size: int | None) -> None:
     check(Net(), kept, "rotary.cache[4] (closure of test_cached_function.<locals>.Net.__call__)", "cache")
 
 
-def test_caches_that_did_not_change_keep_their_results() -> None:
-    @functools.lru_cache
-    def config(name: str) -> Any:
-        return [name]
-
-    first = config("a")
-    walk([("config", config)]).places.restore()
-    assert config("a") is first
-
-
 TABLE: dict[str, Any] = {}
 LATEST: Any = None
 
