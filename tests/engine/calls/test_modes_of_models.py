@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bugs
 import jax
 import jax.numpy as jnp
 import optax
@@ -32,25 +33,6 @@ class Counted(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         self.calls += 1
         return self.linear(x)
-
-
-class Rematted(nnx.Module):
-    """A scan over rematerialized layers: graph mode copies all parameters with every call (google/flax#4871)."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        @nnx.split_rngs(splits=8)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def make(rngs: nnx.Rngs) -> nnx.Linear:
-            return nnx.Linear(128, 128, rngs=rngs)
-
-        self.layers = make(rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        def forward(layer: nnx.Linear, x: jax.Array) -> jax.Array:
-            return nnx.remat(nnx.Linear.__call__)(layer, x)
-
-        return forward(self.layers, x)
 
 
 def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
@@ -108,11 +90,10 @@ def test_what_the_checks_read_of_a_model_is_read_in_graph_mode():
 @pytest.mark.slow
 @has_modes
 def test_a_violation_in_one_mode_is_none_in_another():
-    def two_calls(model, x):
-        return model(model(x))
-
+    """google/flax#4871: of a scan over rematerialized layers graph mode copies all parameters with every call."""
     modes = "graph,graph_no_updates,tree"
-    subject, settings = (two_calls, Rematted(nnx.Rngs(0)), jnp.ones((4, 128))), {"transforms": "jit", **FEW}
+    subject = (bugs.call_twice, bugs.ScanOverRemat(nnx.Rngs(0)), *bugs.inputs_scan_over_remat())
+    settings = {"transforms": "jit", **FEW}
     report = check(*subject, modes=modes, **settings)
     assert report.modes == {"graph": "violated", "graph_no_updates": "held", "tree": "held"}
     assert report.violations[0].invariant == "memory"

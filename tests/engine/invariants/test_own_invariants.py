@@ -311,22 +311,6 @@ def test_one_that_raises_shows_the_users_traceback_and_none_of_ours(suite, pytes
     assert "the invariant 'mine' (conftest.py:3) raised KeyError" in nesting["reason"]
 
 
-def test_one_that_reads_values_of_nestings_that_are_only_traced_makes_them_run(suite):
-    result = suite(
-        "--nnx-transforms=jit,remat",
-        body="assert all(float(leaf.sum()) < 9 for leaf in call.outputs.values()); return []",
-    )
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["test_linear.py::test_linear  3 nestings: 3 held*"])
-
-
-def test_a_program_to_paste_is_not_written_and_the_message_says_so(suite, pytester):
-    result = suite(body="return [Breach(summary='broken')]")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E*program*none: no program can look for mine without the plugin"])
-    assert {path.name for path in pytester.path.rglob("*.py")} == {"conftest.py", "test_linear.py"}
-
-
 @pytest.mark.slow
 def test_the_conftest_of_the_documents_finds_what_it_is_written_for(suite):
     page = (Path(__file__).parents[3] / "docs" / "own_invariants.md").read_text()
