@@ -203,18 +203,6 @@ def test_a_transform_that_drops_an_update_fails_the_assertion(shortcuts):
     }
 
 
-def test_values_of_equal_programs_are_compiled_once():
-    def body():
-        assert float(wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4))).sum()) != 0
-
-    made, _ = run(
-        body, transforms="jit,remat,eval_shape,vmap", styles="argument,functional", sweep="singles", max_examples=0
-    )
-    assert len(made.outcomes) == 9
-    # jit = eval_shape = remat, twice, for there are jits with state and without; and vmap.
-    assert len(made.memo.shared_programs.known) < 8
-
-
 def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
     drawn = []
 

@@ -13,7 +13,7 @@ import pytest
 import wild_training
 from checking import some
 from flax import nnx
-from healthy import FLAX, HEALTHY, assign, node_list, numbers, rngs
+from healthy import FLAX, HEALTHY, assign, numbers, rngs
 from rewritten_leaves import CHANGES, REREADS, Codebook, KeyCache, Rereads
 
 from pytest_nnxcheck.watch import programs as watched
@@ -272,25 +272,3 @@ def test_an_old_value_that_the_call_needs_beside_the_new_one_is_not_told(reread)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_cache_that_is_decoded_into_is_not_told(dtype):
     assert heard(lambda: donated_step(KeyCache(dtype), jnp.ones((2, 1, 64)), jnp.int32(3))) == ()
-
-
-class Books(nnx.Module):
-    """Five leaves of one type, of which the call changes four."""
-
-    def __init__(self, change):
-        self.changing, self.fixed = node_list([Codebook(change) for _ in range(4)]), nnx.Cache(jnp.ones((256, 256)))
-
-    def __call__(self, x):
-        y = sum(x @ (book.book[...] * self.fixed[...]) for book in self.changing)
-        return y + sum(book(x) for book in self.changing)
-
-
-def test_a_leaf_of_the_same_type_that_is_handed_on_changes_nothing():
-    model = Books(CHANGES["shift"])
-    graphdef, state = nnx.split(model)
-
-    def step(state, x):
-        books = nnx.merge(graphdef, state)
-        return books(x), nnx.state(books)
-
-    assert heard(lambda: jax.jit(step, donate_argnums=0)(state, jnp.ones(256))) == ()
