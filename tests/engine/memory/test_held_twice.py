@@ -141,22 +141,9 @@ CASES = {
     "decodes": ("stacked anew", Decodes, jnp.ones(64), "64.0 KiB: all of model.cache"),
     "cuts": ("cut and joined again", Cuts, jnp.ones(32), "1.0 MiB: all of model.cache"),
     "moves": ("old and new at once", Moves, jnp.ones(256), "256.0 KiB: all of model.kernel"),
-    "ring": (
-        "read, then written",
-        lambda *, wastes: Ring("row", "row", ordered=not wastes),
-        jnp.ones(64),
-        "256.0 KiB: all of model.rows",
-    ),
-    **{
-        name: (
-            "reordered",
-            lambda *, wastes, name=name: Stacked((ORDERS if wastes else INSIDE)[name]),
-            jnp.ones((4, 64)),
-            "128.0 KiB: all of model.w",
-        )
-        for name in ORDERS
-    },
-}
+    "ring": ("read, then written", lambda *, wastes: Ring("row", "row", ordered=not wastes), jnp.ones(64), "256.0 KiB: all of model.rows"),
+    **{name: ("reordered", lambda *, wastes, name=name: Stacked((ORDERS if wastes else INSIDE)[name]), jnp.ones((4, 64)), "128.0 KiB: all of model.w") for name in ORDERS},
+}  # fmt: skip
 MARKS = {
     "fused": "# joins",
     "decodes": "# stacks",
