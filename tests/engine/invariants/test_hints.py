@@ -298,7 +298,7 @@ ELSEWHERE = {  # where the twins are anyway
     "merged": "transforms/test_neighbours.py::test_5050_names_the_merge_that_takes_over_variables",
     "generator": "walk/test_generators.py::test_keys_of_rngs_or_of_an_argument_hold",
     "pinned": "walk/test_writes.py::test_one_that_a_transform_handed_out_is_as_good_as_new",
-    "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
+    "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds_and_so_does_an_attribute_that_a_layer_hands_back",
     "flag dropped": "parity/test_parity_values.py::test_with_what_the_hint_says_it_holds",
 }
 
