@@ -25,7 +25,6 @@ from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check, register_transform
-from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import ValueAsked
@@ -137,16 +136,10 @@ def test_a_shard_map_that_captures_is_handed_the_state():
     assert one(norm(), numbers(BATCH), nesting="shard_map[functional]").ok
 
 
-@pytest.fixture
-def registered():
-    yield
-    for key in [key for key in REGISTERED if key[0] == "twice"]:
-        del REGISTERED[key]
-
-
 @follows("captured by registered")
 @old
-def test_a_registered_transform_hands_the_module_on(registered):
+@pytest.mark.usefixtures("forgotten")
+def test_a_registered_transform_hands_the_module_on():
     def capturing(f: Any) -> Any:
         return lambda state, *inputs: nnx.jit(lambda *inputs: f(state, *inputs))(*inputs)
 

@@ -22,19 +22,10 @@ from pytest_nnxcheck import (
     register_invariant,
     register_transform,
 )
-from pytest_nnxcheck.core.catalogue import OWN_INVARIANTS
 from pytest_nnxcheck.reporting.notes import texts
 
 INPUT = numbers((3, WIDTH))
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """What a test registers is gone after it."""
-    before = dict(OWN_INVARIANTS)
-    yield
-    OWN_INVARIANTS.clear()
-    OWN_INVARIANTS.update(before)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def linear():

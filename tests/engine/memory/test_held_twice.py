@@ -198,15 +198,12 @@ def adam_step():
 
 HEALTHY = {
     **{name: lambda change=change: (Codebook(change), jnp.ones(256)) for name, change in {**CHANGES, **ALONE}.items()},
-    **{
-        f"cache in {dtype.__name__}": lambda dtype=dtype: (KeyCache(dtype), jnp.ones((2, 1, 64)), 3)
-        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
-    },
+    **{f"cache in {dtype.__name__}": lambda dtype=dtype: (KeyCache(dtype), jnp.ones((2, 1, 64)), 3) for dtype in (jnp.float32, jnp.bfloat16, jnp.float16)},
     "attention": lambda: (Attends(jnp.float32), jnp.ones((4, 1, 64))),
     "attention in bfloat16": lambda: (Attends(jnp.bfloat16), jnp.ones((4, 1, 64), jnp.bfloat16)),
     "adam": adam_step,
     "batch norm": lambda: (nnx.BatchNorm(1 << 16, rngs=rngs()), jnp.ones((4, 1 << 16))),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -133,6 +133,13 @@ def test_a_captured_array_has_the_line_that_uses_it_and_its_name(subject, fragme
     ]
 
 
+@pytest.mark.parametrize("fill, captures", [(np.zeros, False), (np.ones, False), (np.arange, True)])
+def test_an_array_of_one_value_is_no_constant_of_the_program(fill, captures):
+    """XLA keeps the value, and makes the array where it is used."""
+    closed = jax.make_jaxpr(lambda x: x + jnp.asarray(fill(1 << 15).astype(np.float32)).sum())(jnp.ones(8))
+    assert bool(captured(closed, ())) is captures
+
+
 @pytest.mark.parametrize("uses", [lambda x, table: x @ table, lambda x, table: x + table[x[0].astype(int)].sum(0)])
 @pytest.mark.parametrize("equal", [True, False], ids=["equal elements", "others"])
 def test_what_is_captured_is_in_the_peak_or_it_is_told_what_xla_keeps(uses, equal):

@@ -123,13 +123,6 @@ def test_a_cured_scan_holds(nesting, how):
     assert found.outcome.verdict == "held", text(found)
 
 
-def test_the_hint_of_a_scan_over_remat_names_a_cure_that_holds():
-    found = call(bugs.call_twice, bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat(), nesting="jit")
-    named = "graph_updates=False" if FLAX >= (0, 12) else "under jax.checkpoint"
-    assert named in found.outcome.violations[0].hint
-    assert ("no_graph_updates" if FLAX >= (0, 12) else "functional") in bugs.cures()
-
-
 def test_one_call_in_the_subject_is_enough_for_the_sweep():
     report = check(bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat(), max_examples=0, styles="functional")
     assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations] == [

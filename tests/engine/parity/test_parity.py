@@ -226,11 +226,8 @@ NESTINGS = [
     "un-nested",
     "jit > vmap > scan",
     "call_first",
-    *(
-        pytest.param(nesting, marks=pytest.mark.full)
-        for nesting in ("vmap", "vmap[functional]", "scan[functional]", "while_loop > jit")
-    ),
-]
+    *(pytest.param(nesting, marks=pytest.mark.full) for nesting in ("vmap", "vmap[functional]", "scan[functional]", "while_loop > jit")),
+]  # fmt: skip
 
 
 @pytest.mark.slow

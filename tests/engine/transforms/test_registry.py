@@ -10,20 +10,13 @@ from flax import nnx
 from healthy import HEALTHY, numbers
 
 from pytest_nnxcheck import CheckError, Layer, Nesting, check, register_transform
-from pytest_nnxcheck.core.catalogue import REGISTERED, TRANSFORMS, layer_names
+from pytest_nnxcheck.core.catalogue import TRANSFORMS, layer_names
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """What a test registers is gone after it."""
-    before = dict(REGISTERED)
-    yield
-    REGISTERED.clear()
-    REGISTERED.update(before)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def scan_layers(f):
