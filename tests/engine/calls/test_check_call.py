@@ -39,16 +39,6 @@ class Norm(nnx.Module):
 # --- verdicts
 
 
-def test_the_users_exception_is_handed_back():
-    def raises(model, x):
-        raise KeyError("mine")
-
-    found = call(raises, nnx.Linear(4, 4, rngs=rngs()), X)
-    assert found.outcome.verdict == "failed"
-    assert isinstance(found.error, KeyError)
-    assert found.outcome.reason == "KeyError: 'mine'"
-
-
 RAISES = """
 import jax.numpy as jnp
 import pytest
@@ -164,14 +154,6 @@ def test_a_second_call_is_known_from_the_first_and_a_listener_hears_of_both(monk
     assert (len(evaluated), len(compiled)) == (1, 1), "the profile, and the program that the nesting is measured by"
     # Before the call is traced for the first time, and before each run.
     assert [event.profile for event in heard] == [None, *memo.profiles.values(), *memo.profiles.values()]
-
-
-def test_the_users_arrays_are_never_donated():
-    model = nnx.Linear(4, 4, rngs=rngs())
-    kernel, x = model.kernel[...], jnp.ones((2, 4))
-    call(model, x, nesting="jit", donate="all", invariants="tracers")
-    assert not kernel.is_deleted()
-    assert not x.is_deleted()
 
 
 # --- memory

@@ -26,10 +26,7 @@ def copies(found):
     [
         ("jit", 1, 2),
         ("jit[functional]", 0, 1),
-        *(
-            pytest.param(f"jit > {transform}", 1, 2, marks=pytest.mark.slow)
-            for transform in ("remat", "scan", "vmap", "while_loop")
-        ),
+        *((f"jit > {transform}", 1, 2) for transform in ("remat", "scan", "vmap", "while_loop")),
     ],
 )
 def test_scan_over_remat_copies_its_stack_for_every_further_call(nesting, once, twice):
