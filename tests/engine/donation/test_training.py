@@ -43,9 +43,8 @@ def assert_healthy(subject, args, nesting, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nesting", ROOTS)
-@pytest.mark.parametrize("name", ["mlp_and_adam"])
-def test_every_leaf_of_a_training_step_keeps_its_pointer(name, nesting):
-    case = TRAINING[name]()
+def test_every_leaf_of_a_training_step_keeps_its_pointer(nesting):
+    case = TRAINING["mlp_and_adam"]()
     subject = bind(case.subject, case.args, {})
     found = observe(subject, profile(subject), Nesting.parse(nesting), "state")
     assert found.error is None
@@ -58,7 +57,7 @@ def test_every_leaf_of_a_training_step_keeps_its_pointer(name, nesting):
     assert all(move.before.pointers and move.after.pointers == move.before.pointers for move in found.moves)
     names = {move.before.path for move in found.moves}
     assert {"optimizer.step", "metrics.loss.total", "optimizer.opt_state[0].count"} <= names
-    assert_healthy(case.subject, TRAINING[name]().args, nesting)
+    assert_healthy(case.subject, TRAINING["mlp_and_adam"]().args, nesting)
 
 
 # --- a learning rate that promotes
