@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant("frames._CALLED", Replaces("f'{name}.__call__'", "name"), "test_hints.py"),
     Mutant("frames._FUNCTIONS", Drops("*_DERIVATIVES"), "test_hints.py"),
     Mutant("causes.nodes_in", Replaces("list | tuple", "list"), "test_neighbours.py"),
-    Mutant("causes.nodes_in", Always("isinstance(held, type | ModuleType)"), "test_neighbours.py"),
+    Mutant("causes.nodes_in", Always("isinstance(held, type | ModuleType)"), "test_captured_modules.py"),
     Mutant("check_call.nested", Never("ran.observation.shared"), "test_findings.py"),
     Mutant("check_call.profile_of.evaluated", Drops("raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))"), "test_generators.py"),
     Mutant("check_call.check_call", Never("(bound.name, bound.code) in example.memo.unrestored"), "test_generators.py"),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from checking import FEW, has_modes
+from counts import Counts
 from flax import nnx
 from healthy import HEALTHY
 
@@ -21,18 +22,6 @@ from pytest_nnxcheck.invariants.donation import judge, notes
 from pytest_nnxcheck.reporting.notes import texts
 
 ONES = jnp.ones((2, 4))
-
-
-class Counted(nnx.Module):
-    """A Python attribute counts the calls: a change of the graph, which only graph mode hands out of a scan."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.linear = nnx.Linear(4, 4, rngs=rngs)
-        self.calls = 0
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.calls += 1
-        return self.linear(x)
 
 
 def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
@@ -59,7 +48,7 @@ def test_a_training_step_survives_all_modes():
 @has_modes
 def test_an_attribute_that_changes_survives_graph_mode_only():
     settings = {"transforms": "jit,scan,vmap", "modes": "graph,graph_no_updates,tree", **FEW}
-    report = check(Counted(nnx.Rngs(0)), ONES, **settings)
+    report = check(Counts(plain=True, width=4), ONES, **settings)
     assert report.modes == {"graph": "held", "graph_no_updates": "failed", "tree": "failed"}
     assert "pytree structure" in reason(report, "tree: scan")
     assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, **settings).ok

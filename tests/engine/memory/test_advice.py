@@ -11,11 +11,11 @@ import pytest
 from checking import models
 from flax import nnx
 from healthy import HEALTHY
+from memory_evidence import line
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.facts import LargeLine, Recast, Saved, Stack, Waste
 from pytest_nnxcheck.core.peak import Buffer
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 
 JIT = {"nesting": "jit"}
@@ -82,13 +82,6 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def line_of(subject, words):
-    """``path:line`` of the line of a class that has the words."""
-    lines, first = inspect.getsourcelines(subject)
-    (number,) = (number for number, line in enumerate(lines, first) if words in line)
-    return f"{near(__file__)}:{number}"
-
-
 WHERE = {
     "line": "jax.nn.one_hot(",
     "recast": "astype(jnp.float32) if",
@@ -106,7 +99,7 @@ def test_a_mistake_is_told_by_line_and_buffer_and_its_cure_is_not(kind):
     (piece,) = report.advice
     for part in parts:
         assert part in piece
-    assert piece.endswith(f"({line_of(subject, WHERE[kind])})")
+    assert piece.endswith(f"({line(subject, WHERE[kind])})")
     (violation,) = check(subject(wastes=True), x, **JIT, memory_advice="fail").violations
     assert (violation.invariant, violation.summary) == ("memory", "the un-nested call spends memory that it need not")
     assert dict(violation.details)["advice"] == piece

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import pytest
 from checking import some
 from flax import nnx
 from healthy import assign, rngs
+from memory_evidence import line
 from rewritten_leaves import ALONE, CHANGES, Codebook, KeyCache, Ring
 from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.facts import HeldTwice, Waste
 from pytest_nnxcheck.core.peak import Buffer
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.reporting import hints
 
@@ -162,9 +160,7 @@ def test_what_is_held_twice_is_told_with_its_line_and_the_cure_saves_it(name):
     (piece,) = wasteful.advice
     assert piece.startswith(f"{told} once more, {hints.TWICE[operation]}")
     if name in MARKS:
-        lines, first = inspect.getsourcelines(subject)
-        (line,) = (number for number, text in enumerate(lines, first) if MARKS[name] in text)
-        assert piece.endswith(f" ({near(__file__)}:{line})")
+        assert piece.endswith(f" ({line(subject, MARKS[name])})")
     assert cured.advice == ()
     if JAX >= (0, 12) or name not in OLDER_XLA_COPIES:
         (before, after) = (report.outcomes[0].evidence.split.peak for report in (wasteful, cured))

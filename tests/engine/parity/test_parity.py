@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checking import broken, flat, text
+from counts import Counter, Counts
 from flax import nnx
 from healthy import HEALTHY, assign
-from parity_calls import TREE, Counter, Counts, X, norm, parity
+from parity_calls import TREE, X, norm, parity
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.reference import separate

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checking import text
+from counts import Counter, Counts
 from flax import nnx
 from healthy import WIDTH, assign, numbers
-from parity_calls import Counter, Counts, X, norm, parity
+from parity_calls import X, norm, parity
 
 from pytest_nnxcheck.core.catalogue import row_of
 from pytest_nnxcheck.engine import reference

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checking import FURTHER_SINGLES, LACKING, broken, call, full, slow, text
+from counts import Counts
 from flax import nnx
 from healthy import assign, numbers
 
@@ -103,16 +104,6 @@ class Retypes(nnx.Module):
         return x
 
 
-class Renames(nnx.Module):
-    def __init__(self):
-        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-        self.calls = 0
-
-    def __call__(self, x):
-        self.calls += 1
-        return self.linear(x)
-
-
 def until_small(model, x):
     return jax.lax.while_loop(lambda y: y.sum() > 1e-3, lambda y: y / 2 + model(y) * 0, x)
 
@@ -142,8 +133,8 @@ def largest(model, x):
         (Adds(), (numbers((2, 3)),), "cond", "cond hands on the state where it skips the call, and the call adds model.seen"),
         (Adds(), (numbers((2, 3)),), "fori_loop", "fori_loop carries the state, and the call adds model.seen to it"),
         (Retypes(), (numbers((2, 3)),), "switch[functional]", "switch[functional] hands on the state where it skips the call"),
-        (Renames(), (numbers((2, 3)),), "cond", "cond compares the modules before and after a step"),
-        (Renames(), (numbers((2, 3)),), "switch", "switch compares the modules before and after a step"),
+        (Counts(plain=True, width=3), (numbers((2, 3)),), "cond", "cond compares the modules before and after a step"),
+        (Counts(plain=True, width=3), (numbers((2, 3)),), "switch", "switch compares the modules before and after a step"),
     ],
 )  # fmt: skip
 def test_a_layer_that_cannot_take_the_call_says_why(subject, inputs, nesting, reason):
