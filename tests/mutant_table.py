@@ -292,7 +292,7 @@ MUTANTS = (
     Mutant("advice.held_twice", Always("max(fact.leaves) < len(leaves)"), "test_held_twice.py"),
     Mutant("waste.needed_beside", Always("not depends(jaxpr, write[0], eqn)"), "test_waste.py"),
     Mutant("waste.needed_beside", Always("source == before"), "test_waste.py"),
-    Mutant("waste.needed_beside", Replaces("needing_both or reading", "reading or needing_both"), "test_held_twice.py"),
+    Mutant("waste.needed_beside", Replaces("needing_both or reading", "reading or needing_both"), "test_waste.py"),
     Mutant("waste.joined", Replaces("[out for _, way in ways for each in way for out in each.outvars]", "[]"), "test_held_twice.py"),
     Mutant("advice.advice", Always("piece.bytes >= max(FLOOR, TENTH * (sizes.state or sizes.inputs))"), "test_unused_state.py"),
     Mutant("use_of_state.of_state", Replaces("path not in used", "number in profile.unused"), "test_unused_state.py"),

@@ -11,6 +11,7 @@ from checking import FEW, has_modes
 from counts import Counts
 from flax import nnx
 from healthy import HEALTHY
+from wild_training import optimizer_of, step_on_squares
 
 from pytest_nnxcheck.api import assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes, graph
@@ -24,12 +25,6 @@ from pytest_nnxcheck.reporting.notes import texts
 ONES = jnp.ones((2, 4))
 
 
-def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
-    loss, grads = nnx.value_and_grad(lambda model: jnp.mean(model(x) ** 2))(model)
-    optimizer.update(model, grads)
-    return loss
-
-
 def reason(report, text):
     return next(outcome.reason for outcome in report.outcomes if str(outcome.nesting) == text)
 
@@ -37,10 +32,15 @@ def reason(report, text):
 @pytest.mark.slow
 @has_modes
 def test_a_training_step_survives_all_modes():
-    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
     modes = "graph,graph_no_updates,tree"
-    report = check(train_step, model, optimizer, ONES, modes=modes, transforms="jit,scan", **FEW)
+    report = check(
+        step_on_squares,
+        *optimizer_of(nnx.Linear(4, 4, rngs=nnx.Rngs(0))),
+        ONES,
+        modes=modes,
+        transforms="jit,scan",
+        **FEW,
+    )
     assert report.modes == dict.fromkeys(("graph", "graph_no_updates", "tree"), "held")
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from healthy import assign, rngs
 from memory_evidence import line
 from rewritten_leaves import ALONE, CHANGES, Codebook, KeyCache, Ring
-from wild_training import apply_gradients, optimizer_of
+from wild_training import optimizer_of, step_on_squares
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.facts import HeldTwice, Waste
@@ -181,23 +181,12 @@ class Attends(nnx.Module):
         return self.attention(x)
 
 
-def adam_step():
-    model, optimizer = optimizer_of(nnx.Linear(256, 256, rngs=rngs()))
-
-    def step(model, optimizer, x):
-        loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
-        apply_gradients(optimizer, model, gradients)
-        return loss
-
-    return step, model, optimizer, jnp.ones((8, 256))
-
-
 HEALTHY = {
     **{name: lambda change=change: (Codebook(change), jnp.ones(256)) for name, change in {**CHANGES, **ALONE}.items()},
     **{f"cache in {dtype.__name__}": lambda dtype=dtype: (KeyCache(dtype), jnp.ones((2, 1, 64)), 3) for dtype in (jnp.float32, jnp.bfloat16, jnp.float16)},
     "attention": lambda: (Attends(jnp.float32), jnp.ones((4, 1, 64))),
     "attention in bfloat16": lambda: (Attends(jnp.bfloat16), jnp.ones((4, 1, 64), jnp.bfloat16)),
-    "adam": adam_step,
+    "adam": lambda: (step_on_squares, *optimizer_of(nnx.Linear(256, 256, rngs=rngs())), jnp.ones((8, 256))),
     "batch norm": lambda: (nnx.BatchNorm(1 << 16, rngs=rngs()), jnp.ones((4, 1 << 16))),
 }  # fmt: skip
 
