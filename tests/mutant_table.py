@@ -54,6 +54,7 @@ MUTANTS = (
     Mutant("frames.made_before", Drops("_IN in frame.f_code.co_qualname"), "test_neighbours.py"),
     Mutant("graph.taken_for_arrays", Drops("trace_key(trace_identity(value)) in traces"), "test_plain_call.py"),
     Mutant("frames._caller_of", Never("above.f_code.co_name not in _HANDS_ON and not module.startswith('flax.nnx.transforms')"), "test_inner_jits.py"),
+    Mutant("compile_cache.canonical", Returns("''"), "test_shared_programs.py"),
     Mutant("compile_cache.cached_compiles", Drops("module._cache, module._cache_initialized = (_Programs(folder), True)"), "test_compile_cache.py"),
     # walk and xla
     Mutant("raw_access._MAKERS", Replaces("{'abc', 'types'}", "set()"), "test_walk_code.py"),

@@ -153,6 +153,17 @@ def cache_as_state_beside():
 
 
 @subject
+def lstm_carry():
+    cell = nnx.LSTMCell(WIDTH, 4, rngs=rngs())
+
+    def step(cell, carry, x):
+        (h, c), y = cell(carry, x)
+        return (h, c), y
+
+    return Case(step, (cell, (jnp.zeros((2, 4)), jnp.zeros((2, 4))), numbers((2, WIDTH))))
+
+
+@subject
 def generation_loop_inside():
     def generate(model, x, cache, steps):
         outputs = []

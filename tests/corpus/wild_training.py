@@ -102,13 +102,6 @@ def train_step(model, optimizer, metrics, batch):
     return loss
 
 
-def step_on_squares(model, optimizer, x):
-    """Without labels: the mean of the squares of what the model returns becomes smaller."""
-    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
-    apply_gradients(optimizer, model, gradients)
-    return loss
-
-
 TRAINING: dict[str, Callable[[], Case]] = {}
 
 
@@ -357,3 +350,13 @@ def train_state_as_plain_dataclass():
         return step_of()(state.model, state.optimizer, batch)
 
     return Case(step, (TrainState(*optimizer_of(Mlp(rngs()))), batch_of()))
+
+
+# --- a step for tests that need any
+
+
+def step_on_squares(model, optimizer, x):
+    """Without labels: the mean of the squares of what the model returns becomes smaller."""
+    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    apply_gradients(optimizer, model, gradients)
+    return loss

@@ -16,9 +16,7 @@ from wild import WILD
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import FURTHER
-from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.engine import stage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -124,27 +122,3 @@ def test_every_model_says_the_same_without_values(name):
         return Case(case.subject, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.args))
 
     same_with_and_without(make, sweep="chains")
-
-
-# Each shortcut broken on purpose is seen.
-
-LEAK = "leaky class_attribute"
-SINGLES = {"sweep": "singles", "max_examples": 0, "styles": "argument"}
-
-
-@pytest.mark.slow
-def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
-    def blind(subject: Any, facts: Any, nesting: Any, *_: Any) -> Observation:
-        state = subject.fresh()
-        return Observation(nesting, state, output=subject.program(state, *subject.inputs))
-
-    monkeypatch.setattr(stage, "observe", blind)
-    fast, slow = outcomes(CORPUS[LEAK], **SINGLES), outcomes(CORPUS[LEAK], **SINGLES, shortcuts="off")
-    assert {"scan", "vmap"} <= differing(fast, slow).keys()
-
-
-@pytest.mark.slow
-def test_programs_that_are_taken_for_equal_are_seen(monkeypatch):
-    monkeypatch.setattr("pytest_nnxcheck.compat.compile_cache.canonical", lambda text: "")
-    make, chosen = CORPUS["healthy batch_norm_train"], {"styles": "argument", "transforms": "jit,while_loop"}
-    assert differing(outcomes(make, **chosen), outcomes(make, **chosen, shortcuts="off"))

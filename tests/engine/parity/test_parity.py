@@ -202,6 +202,20 @@ def test_a_count_of_a_plain_object_is_the_same_for_both_of_what_is_compared(plai
     assert ("output differs from that of the un-nested call" in text(looped)) == plain
 
 
+class Stamps(Trainer):
+    """It leaves the number of its call in the Variable."""
+
+    def step(self, x):
+        y = super().step(x)
+        assign(self.counts.counter, jnp.asarray(self.calls, jnp.int32))
+        return y
+
+
+def test_a_number_that_a_plain_object_leaves_in_the_state_is_the_same_for_both():
+    un_nested = parity(Stamps(plain=True).step, X)
+    assert (un_nested.outcome.verdict, un_nested.outcome.notes) == ("held", ())
+
+
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
 def test_a_nesting_in_tree_mode_drops_what_the_same_in_graph_mode_keeps():
     few = {"invariants": "parity", "transforms": "jit", "styles": "argument", "sweep": "singles", "max_examples": 0}
