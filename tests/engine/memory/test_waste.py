@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from memory_evidence import line
 
 from pytest_nnxcheck.compat import primitives, staging
 from pytest_nnxcheck.jaxprs.waste import waste
@@ -54,6 +55,15 @@ ROWS = {
 def test_the_old_value_is_needed_beside_the_new_one_where_the_data_say_so(name):
     operation, call = ROWS[name]
     assert held_twice(call, jnp.ones((8, 8)), jnp.ones(8)) == ([(operation, 0)] if operation else [])
+
+
+def test_the_line_is_that_of_what_needs_both():
+    def reads(w, x):
+        new, early = w.at[3].set(x), w[5]
+        return new, early, w @ jnp.tanh(new @ x)
+
+    (fact,) = facts_of(reads, jnp.ones((8, 8)), jnp.ones(8)).twice
+    assert fact.line == line(reads, "return new")
 
 
 def test_part_of_a_leaf_and_what_was_computed_are_no_recast():
