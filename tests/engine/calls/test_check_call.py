@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import call, flat, full, text
+from checking import broken, call, flat, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
@@ -181,6 +181,21 @@ class Tied(nnx.Module):
     def __call__(self, x):
         assign(self.average, self.average[...] * 0.9 + self.weight[...] * 0.1)
         return x @ self.average[...]
+
+
+def test_a_view_held_by_the_module_is_named():
+    class Log:
+        def __init__(self, initial):
+            self.initial = initial
+
+    viewed = Tied(share=False)
+    viewed.log = Log(np.asarray(viewed.average[...]))
+    found = call(viewed, X, nesting="jit")
+    assert broken(found) == ["donation"]
+    assert "model.average is viewed by model.log.initial" in text(found)
+    copied = Tied(share=False)
+    copied.log = Log(np.array(copied.average[...]))
+    assert call(copied, X, nesting="jit").outcome.verdict == "held"
 
 
 def test_a_swap_is_noted_and_not_judged():
