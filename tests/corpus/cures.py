@@ -9,36 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from healthy import WIDTH, assign, numbers, rngs
+from healthy import assign, numbers, rngs
 from jax.experimental import checkify
-from leaky import KeepsLastSetInInit
 
 from pytest_nnxcheck.compat.frames import CUSTOM_RULES
-
-
-class KeepsLastInData(KeepsLastSetInInit):
-    """What the hint says: the field wrapped where it is set first."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        super().__init__(rngs)
-        self.last = nnx.data(None)
-
-
-class Box:
-    """A plain object."""
-
-
-class KeepsInBox(nnx.Module):
-    """Keeps its last output in an object of its own."""
-
-    def __init__(self) -> None:
-        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
-        self.box = Box()
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.box.last = self.linear(x)
-        return self.box.last
-
 
 OUTSIDE: dict[str, Any] = {}
 
@@ -48,113 +22,17 @@ def remembers(x: jax.Array) -> jax.Array:
     return OUTSIDE["last"]
 
 
-def in_while_loop(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.while_loop(lambda carry: carry[0] < 2, lambda carry: (carry[0] + 1, model(carry[1])), (0, x))[1]
-
-
-def in_while_loop_cured(model: Any, x: jax.Array) -> jax.Array:
-    def body(carry: Any) -> Any:
-        step, model, x = carry
-        return step + 1, model, model(x)
-
-    return nnx.while_loop(lambda carry: carry[0] < 2, body, (jnp.array(0), model, x))[2]
-
-
-def in_fori_loop(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.fori_loop(0, 2, lambda _, x: model(x), x)
-
-
-def in_fori_loop_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.fori_loop(0, 2, lambda _, carry: (carry[0], carry[0](carry[1])), (model, x))[1]
-
-
-def in_scan(model: Any, xs: jax.Array) -> jax.Array:
-    return nnx.scan(lambda x: model(x) * 1, in_axes=(0,), out_axes=0)(xs[None])[0]
-
-
-def in_scan_cured(model: Any, xs: jax.Array) -> jax.Array:
-    step = nnx.scan(lambda model, x: (model, model(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
-    return step(model, xs[None])[1][0]
-
-
-def in_map(model: Any, xs: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda x: model(x) * 1, xs[None])[0]
-
-
-def in_cond(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.cond(x.sum() > -1, lambda x: model(x) * 1, lambda x: x, x)
-
-
-def in_cond_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.cond(x.sum() > -1, lambda model, x: model(x), lambda model, x: x, model, x)
-
-
-def in_switch(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.switch(jnp.array(0), [lambda x: model(x) * 1, lambda x: x], x)
-
-
-def in_switch_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.switch(jnp.array(0), [lambda model, x: model(x), lambda model, x: x], model, x)
-
-
-def in_jit(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.jit(lambda x: model(x) * 1)(x)
-
-
-def in_jit_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.jit(lambda model, x: model(x))(model, x)
-
-
-def in_checkpoint(model, x):
+def in_checkpoint(model: Any, x: jax.Array) -> jax.Array:
     return jax.checkpoint(model)(x)
 
 
-def in_checkpoint_cured(model, x):
-    return nnx.remat(lambda model, x: model(x))(model, x)
+def scanned(model: Any, x: jax.Array) -> jax.Array:
+    step = nnx.scan(lambda model, x: (model, model(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    return step(model, x[None])[1][0]
 
 
-def in_eval_shape(norm, x):
-    return x * len(jax.eval_shape(norm, x).shape)
-
-
-def in_eval_shape_cured(norm, x):
-    return x * len(nnx.eval_shape(lambda norm, x: norm(x), norm, x).shape)
-
-
-def in_vmap(norm, x):
-    return jax.vmap(norm)(x)
-
-
-def in_vmap_cured(norm, x):
+def mapped(norm: Any, x: jax.Array) -> jax.Array:
     return nnx.vmap(lambda norm, x: norm(x, use_running_average=True), in_axes=(None, 0))(norm, x)
-
-
-def in_grad(norm, x):
-    return jax.grad(lambda x: norm(x).sum())(x)
-
-
-def in_grad_cured(norm, x):
-    return nnx.grad(lambda x, norm: norm(x).sum())(x, norm)
-
-
-def in_value_and_grad(norm, x):
-    return jax.value_and_grad(lambda x: norm(x).sum())(x)
-
-
-def in_value_and_grad_cured(norm, x):
-    return nnx.value_and_grad(lambda x, norm: norm(x).sum())(x, norm)
-
-
-def in_checkify(norm: Any, x: jax.Array) -> jax.Array:
-    return checkify.checkify(lambda x: norm(x) * 1)(x)[1]
-
-
-def in_checkify_cured(norm: Any, x: jax.Array) -> jax.Array:
-    return nnx.checkify(lambda norm, x: norm(x) * 1)(norm, x)[1]
-
-
-def in_vectorize(norm: Any, x: jax.Array) -> jax.Array:
-    return jnp.vectorize(lambda x: norm(x) * 1, signature="(a)->(a)")(x)
 
 
 def backward(residuals: None, cotangents: Any) -> Any:
@@ -211,24 +89,49 @@ def derivative_cured(name: str, norm: Any, x: jax.Array) -> jax.Array:
     return first
 
 
-OWN = {
-    "vmap": (in_vmap, in_vmap_cured),
-    "vectorize": (in_vectorize, in_vmap_cured),
+OWN: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "vmap": (lambda norm, x: jax.vmap(norm)(x), mapped),
+    "vectorize": (lambda norm, x: jnp.vectorize(lambda x: norm(x) * 1, signature="(a)->(a)")(x), mapped),
     **{name: (functools.partial(in_rule, name), functools.partial(in_rule_cured, name)) for name in CUSTOM_RULES},
-    "eval_shape": (in_eval_shape, in_eval_shape_cured),
-    "grad": (in_grad, in_grad_cured),
-    "value_and_grad": (in_value_and_grad, in_value_and_grad_cured),
-    "while_loop": (in_while_loop, in_while_loop_cured),
-    "fori_loop": (in_fori_loop, in_fori_loop_cured),
-    "scan": (in_scan, in_scan_cured),
-    "map": (in_map, in_scan_cured),
-    "cond": (in_cond, in_cond_cured),
-    "switch": (in_switch, in_switch_cured),
-    "jit": (in_jit, in_jit_cured),
-    "checkpoint": (in_checkpoint, in_checkpoint_cured),
-    "checkify": (in_checkify, in_checkify_cured),
+    "eval_shape": (
+        lambda norm, x: x * len(jax.eval_shape(norm, x).shape),
+        lambda norm, x: x * len(nnx.eval_shape(lambda norm, x: norm(x), norm, x).shape),
+    ),
+    "grad": (
+        lambda norm, x: jax.grad(lambda x: norm(x).sum())(x),
+        lambda norm, x: nnx.grad(lambda x, norm: norm(x).sum())(x, norm),
+    ),
+    "value_and_grad": (
+        lambda norm, x: jax.value_and_grad(lambda x: norm(x).sum())(x),
+        lambda norm, x: nnx.value_and_grad(lambda x, norm: norm(x).sum())(x, norm),
+    ),
+    "while_loop": (
+        lambda norm, x: nnx.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, norm(c[1])), (0, x))[1],
+        lambda norm, x: nnx.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1], c[1](c[2])), (0, norm, x))[2],
+    ),
+    "fori_loop": (
+        lambda norm, x: nnx.fori_loop(0, 2, lambda _, x: norm(x), x),
+        lambda norm, x: nnx.fori_loop(0, 2, lambda _, carry: (carry[0], carry[0](carry[1])), (norm, x))[1],
+    ),
+    "scan": (lambda norm, x: nnx.scan(lambda x: norm(x) * 1, in_axes=(0,), out_axes=0)(x[None])[0], scanned),
+    "map": (lambda norm, x: jax.lax.map(lambda x: norm(x) * 1, x[None])[0], scanned),
+    "cond": (
+        lambda norm, x: nnx.cond(x.sum() > -1, lambda x: norm(x) * 1, lambda x: x, x),
+        lambda norm, x: nnx.cond(x.sum() > -1, lambda norm, x: norm(x), lambda norm, x: x, norm, x),
+    ),
+    "switch": (
+        lambda norm, x: nnx.switch(jnp.array(0), [lambda x: norm(x) * 1, lambda x: x], x),
+        lambda norm, x: nnx.switch(jnp.array(0), [lambda norm, x: norm(x), lambda norm, x: x], norm, x),
+    ),
+    "jit": (lambda norm, x: nnx.jit(lambda x: norm(x) * 1)(x), nnx.jit(lambda norm, x: norm(x))),
+    "checkpoint": (in_checkpoint, nnx.remat(lambda norm, x: norm(x))),
+    "checkify": (
+        lambda norm, x: checkify.checkify(lambda x: norm(x) * 1)(x)[1],
+        lambda norm, x: nnx.checkify(lambda norm, x: norm(x) * 1)(norm, x)[1],
+    ),
     **{name: tuple(functools.partial(f, name) for f in (derivative, derivative_cured)) for name in DIFFERENTIATED},
 }
+"""A transform of the user's own in which a function captures the module, and the same with the module as an argument."""
 
 
 class Tied(nnx.Module):

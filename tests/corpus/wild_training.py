@@ -350,3 +350,13 @@ def train_state_as_plain_dataclass():
         return step_of()(state.model, state.optimizer, batch)
 
     return Case(step, (TrainState(*optimizer_of(Mlp(rngs()))), batch_of()))
+
+
+# --- a step for tests that need any
+
+
+def step_on_squares(model, optimizer, x):
+    """Without labels: the mean of the squares of what the model returns becomes smaller."""
+    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    apply_gradients(optimizer, model, gradients)
+    return loss

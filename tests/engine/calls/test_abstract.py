@@ -137,21 +137,6 @@ def test_a_donated_leaf_that_changes_its_dtype_is_named():
         assert call(kind, make(), rate, nesting=nesting).outcome.verdict == "held"
 
 
-def test_donated_inputs_that_no_output_takes_are_named():
-    def step(model, cache, x):
-        return model(x) + cache.sum()
-
-    def kind(model, cache, x):
-        return model(x), cache + 1
-
-    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
-    inputs = abstract((numbers((64, 64)), numbers((2, 4))))
-    found = call(step, model, *inputs, nesting="jit", donate="all")
-    assert broken(found) == ["donation"]
-    assert "cache   float32[64,64]   not returned" in text(found)
-    assert call(kind, model, *inputs, nesting="jit", donate="all").outcome.verdict == "held"
-
-
 @pytest.mark.skipif(FLAX >= (0, 10, 7), reason="newer flax refuses what leaks on flax 0.10.2 (google/flax#4520)")
 def test_a_closure_over_state_that_changes_leaks_without_values_too():
     model = nnx.eval_shape(lambda: nnx.BatchNorm(4, rngs=nnx.Rngs(0)))

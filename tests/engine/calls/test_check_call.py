@@ -39,16 +39,6 @@ class Norm(nnx.Module):
 # --- verdicts
 
 
-def test_the_users_exception_is_handed_back():
-    def raises(model, x):
-        raise KeyError("mine")
-
-    found = call(raises, nnx.Linear(4, 4, rngs=rngs()), X)
-    assert found.outcome.verdict == "failed"
-    assert isinstance(found.error, KeyError)
-    assert found.outcome.reason == "KeyError: 'mine'"
-
-
 RAISES = """
 import jax.numpy as jnp
 import pytest
@@ -165,28 +155,6 @@ def test_a_second_call_is_known_from_the_first_and_a_listener_hears_of_both(monk
     # Before the call is traced for the first time, and before each run.
     profiles = [known.profile for known in memo.known.values()]
     assert [event.profile for event in heard] == [None, *profiles, *profiles]
-
-
-def test_the_users_arrays_are_never_donated():
-    model = nnx.Linear(4, 4, rngs=rngs())
-    kernel, x = model.kernel[...], jnp.ones((2, 4))
-    call(model, x, nesting="jit", donate="all", invariants="tracers")
-    assert not kernel.is_deleted()
-    assert not x.is_deleted()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("seen", [lambda x: x, lambda x: 2 * x], ids=["input", "computed"])
-def test_a_call_that_adds_state_is_known(seen):
-    class Sows(nnx.Module):
-        def __call__(self, x):
-            self.sow(nnx.Intermediate, "seen", seen(x))
-            return x
-
-    plain = call(Sows(), X)
-    assert (plain.outcome.verdict, plain.facts.added) == ("held", ("model.seen",))
-    for nesting in ["jit", "remat", "eval_shape", "scan[functional]", "vmap[functional]", "while_loop[functional]"]:
-        assert call(Sows(), X, nesting=nesting).outcome.verdict == "held", nesting
 
 
 # --- memory

@@ -15,7 +15,6 @@ from pytest_nnxcheck.api import assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import SettingError, TracerResidue
-from pytest_nnxcheck.core.nesting import Nesting
 
 
 def in_mode(*modes):
@@ -153,25 +152,6 @@ class TestRun:
             "graph: eval_shape[jax_closure]",
         ]
         assert len([text for text in run if "tree" in text]) > 12
-
-    @pytest.mark.parametrize(
-        "key, breaks, ok",
-        [
-            ("tree: memory", ["tree"], True),
-            ("tree: memory", ["graph", "tree"], False),
-            ("tree: jit > scan > jit", ["tree"], True),
-            ("tree: jit > scan > jit", ["graph"], False),
-            ("jit > scan > jit", ["graph", "tree"], True),
-            ("jit > scan > jit", [], False),
-        ],
-    )
-    def test_a_failure_may_be_expected_in_one_mode(self, key, breaks, ok):
-        known = Nesting.parse("jit > scan > jit").layers
-        model = Model(memory=lambda n: n.mode in breaks and n.layers == known)
-        settings = {"modes": "graph,tree", "max_examples": 0, "expected_failures": {key: "a link"}}
-        if "memory" in key:
-            settings |= {"nesting": "jit > scan > jit"}
-        assert check(model, 1, **settings).ok == ok
 
     @pytest.mark.parametrize(
         "nesting, modes, runs",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bugs
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 from checking import FEW, has_modes
+from counts import Counts
 from flax import nnx
 from healthy import HEALTHY
+from wild_training import optimizer_of, step_on_squares
 
 from pytest_nnxcheck.api import assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes, graph
@@ -22,43 +25,6 @@ from pytest_nnxcheck.reporting.notes import texts
 ONES = jnp.ones((2, 4))
 
 
-class Counted(nnx.Module):
-    """A Python attribute counts the calls: a change of the graph, which only graph mode hands out of a scan."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.linear = nnx.Linear(4, 4, rngs=rngs)
-        self.calls = 0
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.calls += 1
-        return self.linear(x)
-
-
-class Rematted(nnx.Module):
-    """A scan over rematerialized layers: graph mode copies all parameters with every call (google/flax#4871)."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        @nnx.split_rngs(splits=8)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def make(rngs: nnx.Rngs) -> nnx.Linear:
-            return nnx.Linear(128, 128, rngs=rngs)
-
-        self.layers = make(rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        def forward(layer: nnx.Linear, x: jax.Array) -> jax.Array:
-            return nnx.remat(nnx.Linear.__call__)(layer, x)
-
-        return forward(self.layers, x)
-
-
-def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
-    loss, grads = nnx.value_and_grad(lambda model: jnp.mean(model(x) ** 2))(model)
-    optimizer.update(model, grads)
-    return loss
-
-
 def reason(report, text):
     return next(outcome.reason for outcome in report.outcomes if str(outcome.nesting) == text)
 
@@ -66,10 +32,15 @@ def reason(report, text):
 @pytest.mark.slow
 @has_modes
 def test_a_training_step_survives_all_modes():
-    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
     modes = "graph,graph_no_updates,tree"
-    report = check(train_step, model, optimizer, ONES, modes=modes, transforms="jit,scan", **FEW)
+    report = check(
+        step_on_squares,
+        *optimizer_of(nnx.Linear(4, 4, rngs=nnx.Rngs(0))),
+        ONES,
+        modes=modes,
+        transforms="jit,scan",
+        **FEW,
+    )
     assert report.modes == dict.fromkeys(("graph", "graph_no_updates", "tree"), "held")
 
 
@@ -77,7 +48,7 @@ def test_a_training_step_survives_all_modes():
 @has_modes
 def test_an_attribute_that_changes_survives_graph_mode_only():
     settings = {"transforms": "jit,scan,vmap", "modes": "graph,graph_no_updates,tree", **FEW}
-    report = check(Counted(nnx.Rngs(0)), ONES, **settings)
+    report = check(Counts(plain=True, width=4), ONES, **settings)
     assert report.modes == {"graph": "held", "graph_no_updates": "failed", "tree": "failed"}
     assert "pytree structure" in reason(report, "tree: scan")
     assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, **settings).ok
@@ -108,11 +79,10 @@ def test_what_the_checks_read_of_a_model_is_read_in_graph_mode():
 @pytest.mark.slow
 @has_modes
 def test_a_violation_in_one_mode_is_none_in_another():
-    def two_calls(model, x):
-        return model(model(x))
-
+    """google/flax#4871: of a scan over rematerialized layers graph mode copies all parameters with every call."""
     modes = "graph,graph_no_updates,tree"
-    subject, settings = (two_calls, Rematted(nnx.Rngs(0)), jnp.ones((4, 128))), {"transforms": "jit", **FEW}
+    subject = (bugs.call_twice, bugs.ScanOverRemat(nnx.Rngs(0)), *bugs.inputs_scan_over_remat())
+    settings = {"transforms": "jit", **FEW}
     report = check(*subject, modes=modes, **settings)
     assert report.modes == {"graph": "violated", "graph_no_updates": "held", "tree": "held"}
     assert report.violations[0].invariant == "memory"

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import check
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.subject.bind import argument_names, bind
 from pytest_nnxcheck.subject.subject import Nodes, flatten_output
@@ -87,12 +86,6 @@ def test_further_arguments_are_counted_from_the_first_of_them(given, names):
 
     assert argument_names(step, (None,) * given) == names
     assert argument_names(max, (1, 2)) == ["argument 0", "argument 1"]
-
-
-@pytest.mark.parametrize("subject", [3, "model", None, jnp.ones(2)])
-def test_what_cannot_be_called_is_refused(subject):
-    with pytest.raises(CheckError, match="not callable: wrap a module with __call__"):
-        bind(subject, (), {})
 
 
 LEAVES = st.one_of(

@@ -33,11 +33,7 @@ def loss(model, x):
 
 
 USES = {
-    "Optimizer": lambda model: (
-        nnx.ModelAndOptimizer(model, optax.sgd(0.1))
-        if hasattr(nnx, "ModelAndOptimizer")
-        else nnx.Optimizer(model, optax.sgd(0.1))
-    ),
+    "Optimizer": lambda model: (nnx.ModelAndOptimizer(model, optax.sgd(0.1)) if hasattr(nnx, "ModelAndOptimizer") else nnx.Optimizer(model, optax.sgd(0.1))),
     "state": nnx.state,
     "split": nnx.split,
     "graphdef": nnx.graphdef,
@@ -52,10 +48,8 @@ USES = {
     "nnx.eval_shape": lambda model: nnx.eval_shape(loss, model, X),
     "nnx.cond": lambda model: nnx.cond(True, loss, loss, model, X),
     "a list of modules": lambda model: check(lambda models, x: models[0](x), [model], X, nesting="jit"),
-    "a dict of modules": lambda model: check(
-        lambda models, x: models["a"](x), kwargs={"models": {"a": model}, "x": X}, nesting="jit"
-    ),
-}
+    "a dict of modules": lambda model: check(lambda models, x: models["a"](x), kwargs={"models": {"a": model}, "x": X}, nesting="jit"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)

@@ -90,21 +90,16 @@ EFFECTS = {
     "adds Variables": lambda: Model(sets(added=lambda _, y: data([nnx.BatchStat(y), nnx.BatchStat(y + 1)]))),
     "fills None": lambda: Model(sets(kept=lambda _, y: data([nnx.BatchStat(y)]))),
     "adds inside": lambda: Model(keeps_inside),
-    "adds node containers": lambda: Model(
-        sets(listed=lambda _, y: node_list([nnx.BatchStat(y)]), named=lambda _, y: node_dict({"y": nnx.BatchStat(y)}))
-    ),
+    "adds node containers": lambda: Model(sets(listed=lambda _, y: node_list([nnx.BatchStat(y)]), named=lambda _, y: node_dict({"y": nnx.BatchStat(y)}))),
     "deletes attributes": lambda: Model(deletes),
     "ties layers": lambda: Model(sets(second=lambda model, y: model.first)),
     "unties layers": tied,
     "adds an alias": lambda: Model(sets(alias=lambda model, y: data([model.first, model.first.factor]))),
     "adds a module around": lambda: Model(around),
-    "grows a dict": lambda: Model(
-        sets(layers=lambda model, y: data({"a": Scale(7.0), **model.layers})),
-        layers=data({"b": Scale(), "c": Scale()}),
-    ),
+    "grows a dict": lambda: Model(sets(layers=lambda model, y: data({"a": Scale(7.0), **model.layers})), layers=data({"b": Scale(), "c": Scale()})),
     "swaps layers": lambda: Model(swaps),
     "counts in layers": lambda: Model(counts_in_layers, layers=node_list([Scale(), Scale()])),
-}
+}  # fmt: skip
 OF_DATA = {
     "adds arrays": lambda: Model(sets(added=lambda _, y: data([y, {"twice": y * 2}]))),
     "fills a static list": lambda: Model(sets(kept=lambda _, y: data([y])), kept=[]),

@@ -116,13 +116,12 @@ def test_the_table_says_where_it_is_off(tmp_path):
 
 @pytest.mark.slow
 @works
-@pytest.mark.parametrize("nesting", ["jit[functional] > scan"])
-def test_a_nesting_from_the_folder_is_judged_the_same(nesting, tmp_path):
+def test_a_nesting_from_the_folder_is_judged_the_same(tmp_path):
     def outcome(folder):
         jax.clear_caches()
         EVENTS.clear()
         with compile_cache.compile_folder(folder):
-            found = call(Net(), jnp.ones((3, 8)), nesting=nesting, shortcuts="off")
+            found = call(Net(), jnp.ones((3, 8)), nesting="jit[functional] > scan", shortcuts="off")
         return found.outcome, "cache_hits" in EVENTS
 
     (plain, _), first, second = [outcome(folder) for folder in (None, tmp_path, tmp_path)]

@@ -8,18 +8,15 @@ from typing import Any
 
 import bugs
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import nnx
-from healthy import FLAX, HEALTHY, Case, assign, numbers
+from healthy import FLAX, HEALTHY, Case
 from leaky import LEAKY
 from wild import WILD
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import FURTHER
-from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.engine import stage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -67,49 +64,6 @@ class StepOfPair:
         self.subject, self.args = step, (bugs.Pair(64),)
 
 
-def mixed() -> Case:
-    """Static attributes, random numbers, statistics: all that a call may change."""
-
-    class Mixed(nnx.Module):
-        def __init__(self) -> None:
-            self.linear, self.norm = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0))
-            self.drop, self.calls = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), 0
-
-        def __call__(self, x):
-            self.calls += 1
-            return self.drop(self.norm(self.linear(x)))
-
-    return Case(Mixed(), (numbers((3, 8)),))
-
-
-def retyped() -> Case:
-    """A counter whose update widens it: a loop cannot carry it."""
-
-    class Retypes(nnx.Module):
-        def __init__(self) -> None:
-            self.seen = nnx.BatchStat(jnp.zeros((8,), jnp.bfloat16))
-
-        def __call__(self, x):
-            assign(self.seen, self.seen[...] + x.sum(0))
-            return x
-
-    return Case(Retypes(), (numbers((3, 8)),))
-
-
-def branches_on_values() -> Case:
-    """Python control flow on a value: no trace goes through it."""
-
-    class Branches(nnx.Module):
-        def __init__(self) -> None:
-            self.scale = nnx.Param(jnp.ones(()))
-
-        def __call__(self, x):
-            return x * 2 if float(self.scale[...]) > 0 else x
-
-    return Case(Branches(), (numbers((3, 8)),))
-
-
-OWN = {"mixed": mixed, "retyped": retyped, "branches_on_values": branches_on_values}
 REPORTS: dict[str, Callable[[], Any]] = {
     "4520": lambda: Case(bugs.report_4520(nnx.Rngs(0)), bugs.inputs_4520()),
     "4819": lambda: Case(bugs.autoregressive_decode, (bugs.report_4819(nnx.Rngs(0), True, True), *bugs.inputs_4819())),
@@ -124,7 +78,6 @@ CORPUS: dict[str, Callable[[], Any]] = {
     **{f"twin {name}": twins.healthy for name, twins in LEAKY.items()},
     **{f"report {name}": make for name, make in REPORTS.items()},
     **{f"wild {name}": make for name, make in WILD.items()},
-    **OWN,
 }
 FEW = ("healthy batch_norm_train", "leaky variable_metadata")
 """One that holds and one that does not: these run with every suite, all of them in ``nox -s calibrate``."""
@@ -169,27 +122,3 @@ def test_every_model_says_the_same_without_values(name):
         return Case(case.subject, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.args))
 
     same_with_and_without(make, sweep="chains")
-
-
-# Each shortcut broken on purpose is seen.
-
-LEAK = "leaky class_attribute"
-SINGLES = {"sweep": "singles", "max_examples": 0, "styles": "argument"}
-
-
-@pytest.mark.slow
-def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
-    def blind(subject: Any, facts: Any, nesting: Any, *_: Any) -> Observation:
-        state = subject.fresh()
-        return Observation(nesting, state, output=subject.program(state, *subject.inputs))
-
-    monkeypatch.setattr(stage, "observe", blind)
-    fast, slow = outcomes(CORPUS[LEAK], **SINGLES), outcomes(CORPUS[LEAK], **SINGLES, shortcuts="off")
-    assert {"scan", "vmap"} <= differing(fast, slow).keys()
-
-
-@pytest.mark.slow
-def test_programs_that_are_taken_for_equal_are_seen(monkeypatch):
-    monkeypatch.setattr("pytest_nnxcheck.compat.compile_cache.canonical", lambda text: "")
-    make, chosen = CORPUS["healthy batch_norm_train"], {"styles": "argument", "transforms": "jit,while_loop"}
-    assert differing(outcomes(make, **chosen), outcomes(make, **chosen, shortcuts="off"))

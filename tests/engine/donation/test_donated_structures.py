@@ -1,6 +1,6 @@
 """Donated inputs in generated structures: returned in any order and place they are kept, and exactly the one that is lost is named.
 
-Most examples give buffers to outputs as XLA does, by type, but in any order; some are compiled and run.
+The examples give buffers to outputs as XLA does, by type, but in any order.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
-from flax import nnx
-from healthy import rngs
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import check
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.facts import ArrayType, Leaf
 from pytest_nnxcheck.invariants.donation import without_successor
@@ -151,49 +147,6 @@ def test_exactly_the_one_that_is_lost_is_named(fault, data, order):
     assert lost_by(plan, order, known=True) == plan.at_fault
 
 
-def step(plan):
-    def built(model, x, cache):
-        leaves = dict(zip((n for _, n in named(plan.cache, "")), jax.tree.leaves(cache), strict=True))
-
-        def value(number):
-            shape, dtype = new_type(plan, number)
-            return (leaves[number] + 1).astype(dtype) if number >= 0 else jnp.full(shape, model(x).sum(), dtype)
-
-        return jax.tree.map(value, plan.output, is_leaf=is_number)
-
-    return built
-
-
-def run(plan, nesting):
-    cache = jax.tree.map(lambda n: jnp.ones(*TYPES[plan.types[n]]), plan.cache, is_leaf=is_number)
-    model = nnx.Linear(2, 2, rngs=rngs())
-    return call(step(plan), model, jnp.ones((1, 2)), cache, nesting=nesting, donate="state,cache")
-
-
-NESTINGS = st.sampled_from(["jit", "jit[functional]", "jit > vmap"])
-
-
-@pytest.mark.slow
-@settings(max_examples=6)
-@given(plan=plans(None), nesting=NESTINGS)
-def test_the_engine_keeps_what_is_returned(plan, nesting):
-    found = run(plan, nesting)
-    assert found.outcome.verdict == "held", text(found)
-
-
-@pytest.mark.slow
-@settings(max_examples=6)
-@pytest.mark.parametrize("fault", ["forgotten", "retyped"])
-@given(data=st.data(), nesting=NESTINGS)
-def test_the_engine_names_exactly_the_one_that_is_lost(fault, data, nesting):
-    plan = data.draw(plans(fault))
-    found = run(plan, nesting)
-    assert broken(found) == ["donation"], text(found)
-    paths = {name for name, number in named(plan.cache, "cache") if number in plan.at_fault}
-    (violation,) = found.outcome.violations
-    assert {row.split("   ")[0] for row in (violation.summary, *(row for _, row in violation.details))} == paths
-
-
 # --- names and types, one by one
 
 
@@ -244,34 +197,3 @@ MATCHES = {
 def test_the_best_match_over_all_outputs_counts(name):
     inputs, outputs, origins, expected = MATCHES[name]
     assert pairs(inputs, outputs, origins) == expected
-
-
-def decodes(model, token, cache):
-    key = model(token)
-    cache = [cache[0].at[:, 0].set(key), cache[1] + key.sum()]
-    return cache[0].mean(1), cache
-
-
-def forgets(model, token, cache):
-    logits, cache = decodes(model, token, cache)
-    return logits, cache[1:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step, ok", [(decodes, True), (forgets, False)])
-def test_a_decoding_step_under_the_quick_effort(step, ok):
-    """``call_first`` among its nestings, which takes the donated inputs of two calls out of one array."""
-    cache = [jnp.zeros((2, 4, 8)), jnp.zeros(())]
-    report = check(
-        step,
-        nnx.Linear(8, 8, rngs=nnx.Rngs(0)),
-        jnp.ones((2, 8)),
-        cache,
-        donate="state,cache",
-        effort="quick",
-        styles="argument",
-    )
-    assert report.ok is ok, str(report)
-    assert ok or "cache[0]" in str(report)
-    if ok:
-        assert "jit > call_first" in {str(outcome.nesting) for outcome in report.outcomes}

@@ -10,6 +10,7 @@ from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
 from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.reporting import hints
 
 
@@ -151,6 +152,13 @@ def test_an_abstract_cache_is_told_apart_too():
     assert call(decode, model, x, cache, nesting="jit", **DONATED).outcome.verdict == "held"
     found = call(narrows_swapped, model, x, cache, nesting="jit", **DONATED)
     assert [violation.summary.split("   ")[0] for violation in found.outcome.violations] == ["cache[0]"]
+
+
+def test_an_argument_that_the_call_lacks_is_refused_with_those_that_it_has():
+    with pytest.raises(
+        CheckError, match="donate='state,caches': decode has no argument caches with arrays, it has x, cache"
+    ):
+        call(decode, *args(two), donate="state,caches")
 
 
 # --- another type in the same buffer

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+from counts import Counts
 from flax import nnx
-from healthy import WIDTH, assign, numbers, rngs
+from healthy import WIDTH, assign, numbers
 
 INPUT = numbers((3, WIDTH))
-
-
-class Counts(nnx.Module):
-    """Counts its calls in a plain attribute, or in a Variable."""
-
-    def __init__(self, *, plain: bool) -> None:
-        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
-        self.calls = 0 if plain else nnx.BatchStat(jnp.zeros((), jnp.int32))
-
-    def __call__(self, x):
-        if isinstance(self.calls, int):
-            self.calls += 1
-        else:
-            assign(self.calls, self.calls[...] + 1)
-        return self.linear(x)
 
 
 class Weighs(nnx.Module):

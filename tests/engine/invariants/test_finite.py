@@ -10,7 +10,6 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import register_transform
-from pytest_nnxcheck.core.catalogue import REGISTERED
 
 INPUT = numbers((2, 3))
 
@@ -67,23 +66,18 @@ def test_a_leaf_that_the_call_leaves_alone_may_be_nan():
     assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.usefixtures("forgotten")
 def test_a_layer_of_the_users_own_that_spoils_the_state():
-    before = dict(REGISTERED)
-    try:
+    @register_transform("spoils")
+    def spoils(f):
+        def layer(state, *inputs):
+            out = f(state, *inputs)
+            assign(state.last, state.last[...] / 0)
+            return out
 
-        @register_transform("spoils")
-        def spoils(f):
-            def layer(state, *inputs):
-                out = f(state, *inputs)
-                assign(state.last, state.last[...] / 0)
-                return out
+        return layer
 
-            return layer
-
-        found = call(Divides(state=True, healthy=True), INPUT, nesting="spoils", invariants="finite")
-    finally:
-        REGISTERED.clear()
-        REGISTERED.update(before)
+    found = call(Divides(state=True, healthy=True), INPUT, nesting="spoils", invariants="finite")
     assert broken(found) == ["finite"]
     assert "model.last   float32[2,3]   6 of 6 elements" in text(found)
 

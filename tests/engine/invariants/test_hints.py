@@ -25,7 +25,6 @@ from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check, register_transform
-from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import ValueAsked
@@ -137,16 +136,10 @@ def test_a_shard_map_that_captures_is_handed_the_state():
     assert one(norm(), numbers(BATCH), nesting="shard_map[functional]").ok
 
 
-@pytest.fixture
-def registered():
-    yield
-    for key in [key for key in REGISTERED if key[0] == "twice"]:
-        del REGISTERED[key]
-
-
 @follows("captured by registered")
 @old
-def test_a_registered_transform_hands_the_module_on(registered):
+@pytest.mark.usefixtures("forgotten")
+def test_a_registered_transform_hands_the_module_on():
     def capturing(f: Any) -> Any:
         return lambda state, *inputs: nnx.jit(lambda *inputs: f(state, *inputs))(*inputs)
 
@@ -298,7 +291,7 @@ ELSEWHERE = {  # where the twins are anyway
     "merged": "transforms/test_neighbours.py::test_5050_names_the_merge_that_takes_over_variables",
     "generator": "walk/test_generators.py::test_keys_of_rngs_or_of_an_argument_hold",
     "pinned": "walk/test_writes.py::test_one_that_a_transform_handed_out_is_as_good_as_new",
-    "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
+    "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds_and_so_does_an_attribute_that_a_layer_hands_back",
     "flag dropped": "parity/test_parity_values.py::test_with_what_the_hint_says_it_holds",
 }
 

@@ -71,10 +71,7 @@ MADE = {
     "a function": (lambda: Holds(relu), ""),
     "a partial": (lambda: Holds(functools.partial(relu)), "model.part (a partial of test_made_anew.relu)"),
     "in a tuple": (lambda: Holds((relu, lambda x: x)), "model.part[1] (test_made_anew.<lambda>.<locals>.<lambda>)"),
-    "in a list of layers": (
-        lambda: HoldsAll(lambda x: x),
-        "model.layers[1] (test_made_anew.<lambda>.<locals>.<lambda>)",
-    ),
+    "in a list of layers": (lambda: HoldsAll(lambda x: x), "model.layers[1] (test_made_anew.<lambda>.<locals>.<lambda>)"),
     "functions in a list of layers": (lambda: HoldsAll(relu), ""),
     "an object": (lambda: Holds(Config()), "model.part (a Config)"),
     "equal by value": (lambda: Holds(Settings()), ""),
@@ -82,7 +79,7 @@ MADE = {
     "another number": (lambda: Holds(next(NUMBERS)), "model.part ("),
     "metadata": (lambda: with_hook(lambda: None), "model.linear.kernel.hook (test_made_anew.<lambda>"),
     "equal metadata": (lambda: with_hook(relu), ""),
-}
+}  # fmt: skip
 
 
 def traces_of_two(make, *args) -> int:

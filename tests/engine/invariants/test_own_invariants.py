@@ -22,19 +22,10 @@ from pytest_nnxcheck import (
     register_invariant,
     register_transform,
 )
-from pytest_nnxcheck.core.catalogue import OWN_INVARIANTS
 from pytest_nnxcheck.reporting.notes import texts
 
 INPUT = numbers((3, WIDTH))
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """What a test registers is gone after it."""
-    before = dict(OWN_INVARIANTS)
-    yield
-    OWN_INVARIANTS.clear()
-    OWN_INVARIANTS.update(before)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def linear():
@@ -309,22 +300,6 @@ def test_one_that_raises_shows_the_users_traceback_and_none_of_ours(suite, pytes
     assert "During handling of" not in result.stdout.str()
     (nesting,) = json.loads((pytester.path / "out.json").read_text())["nestings"]
     assert "the invariant 'mine' (conftest.py:3) raised KeyError" in nesting["reason"]
-
-
-def test_one_that_reads_values_of_nestings_that_are_only_traced_makes_them_run(suite):
-    result = suite(
-        "--nnx-transforms=jit,remat",
-        body="assert all(float(leaf.sum()) < 9 for leaf in call.outputs.values()); return []",
-    )
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["test_linear.py::test_linear  3 nestings: 3 held*"])
-
-
-def test_a_program_to_paste_is_not_written_and_the_message_says_so(suite, pytester):
-    result = suite(body="return [Breach(summary='broken')]")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E*program*none: no program can look for mine without the plugin"])
-    assert {path.name for path in pytester.path.rglob("*.py")} == {"conftest.py", "test_linear.py"}
 
 
 @pytest.mark.slow

@@ -96,25 +96,21 @@ def test_what_is_returned_keeps_no_tracers(form):
     assert call(lambda key: build(key, np), KEY, nesting="jit").outcome.verdict == "held"
 
 
-def returns_function(model: nnx.Linear, x: jax.Array) -> Any:
-    return model(x), lambda z: model(z) + 1
+RETURNS: dict[str, Any] = {
+    "function": lambda model: lambda z: model(z) + 1,
+    "partial": lambda model: functools.partial(nnx.Linear.__call__, model),
+    "method": lambda model: model.__call__,
+    "jit": lambda model: jax.jit(lambda z: model(z) + 1),
+}
 
 
-def returns_partial(model: nnx.Linear, x: jax.Array) -> Any:
-    return model(x), functools.partial(nnx.Linear.__call__, model)
-
-
-def returns_method(model: nnx.Linear, x: jax.Array) -> Any:
-    return model(x), model.__call__
-
-
-def returns_jitted(model: nnx.Linear, x: jax.Array) -> Any:
-    return model(x), jax.jit(lambda z: model(z) + 1)
-
-
-@pytest.mark.parametrize("returns", [returns_function, returns_partial, returns_method, returns_jitted])
-def test_no_transform_hands_out_a_function_that_holds_arrays(returns):
+@pytest.mark.parametrize("made", RETURNS.values(), ids=RETURNS)
+def test_no_transform_hands_out_a_function_that_holds_arrays(made):
     """In a program of the user's own a jit refuses it, so that it can leak nothing there; un-nested it goes on with the arrays that it holds."""
+
+    def returns(model: nnx.Linear, x: jax.Array) -> Any:
+        return model(x), made(model)
+
     model = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
     nested = call(returns, model, X, nesting="jit").outcome
     assert nested.verdict == "rejected"

@@ -9,6 +9,7 @@ from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
 from rewritten_leaves import REWRITTEN
+from wild_training import make_optimizer, step_on_squares
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.reporting import hints
@@ -26,10 +27,7 @@ def copies(found):
     [
         ("jit", 1, 2),
         ("jit[functional]", 0, 1),
-        *(
-            pytest.param(f"jit > {transform}", 1, 2, marks=pytest.mark.slow)
-            for transform in ("remat", "scan", "vmap", "while_loop")
-        ),
+        *((f"jit > {transform}", 1, 2) for transform in ("remat", "scan", "vmap", "while_loop")),
     ],
 )
 def test_scan_over_remat_copies_its_stack_for_every_further_call(nesting, once, twice):
@@ -41,12 +39,6 @@ def test_scan_over_remat_copies_its_stack_for_every_further_call(nesting, once, 
     assert f"the program holds {twice}.00 more copies of its state" in text(two)
 
 
-def training_step(model, optimizer, x):
-    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
-    optimizer.update(model, gradients)
-    return loss
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(FLAX < (0, 12), reason="XLA of older jax keeps one stack in a training step")
 @pytest.mark.parametrize("nesting", ["jit", "jit > grad"])
@@ -55,8 +47,8 @@ def test_a_training_step_with_adam_copies_a_third_of_its_state(nesting):
 
     def step(how):
         model = bugs.ScanOverRemat(nnx.Rngs(0), how)
-        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
-        return call(training_step, model, optimizer, *bugs.inputs_scan_over_remat(), nesting=nesting)
+        optimizer = make_optimizer(model, optax.adam(1e-3))
+        return call(step_on_squares, model, optimizer, *bugs.inputs_scan_over_remat(), nesting=nesting)
 
     found = step("remat")
     assert copies(found) == pytest.approx(1 / 3, abs=0.01)

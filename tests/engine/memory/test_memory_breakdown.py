@@ -44,46 +44,29 @@ def test_4871_is_told_by_the_copy_and_the_line_of_the_scan(nesting):
         assert f"{label:<11} {row}".replace(near(bugs.__file__), "bugs.py") in shown
 
 
-class Stacked(nnx.Module):
+SCAN = line(bugs.nnx_scanned, "return forward(")
+
+
+def called_twice(nesting):
     """The program of google/flax#4871 in the form in which it lives on: each layer rematerialized inside the scan."""
-
-    def __init__(self, rngs, depth=40, width=64):
-        @nnx.split_rngs(splits=depth)
-        @nnx.vmap(in_axes=(0,), out_axes=0)
-        def make_block(rngs):
-            return bugs.Matrix(width, rngs)
-
-        self.blocks = make_block(rngs)
-
-    def __call__(self, x):
-        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-        def through(block, x):
-            return nnx.remat(bugs.call_block)(block, x)
-
-        return through(self.blocks, x)
-
-
-SCAN = line(Stacked.__call__, "return through(")
-
-
-def two_calls(model, x):
-    return model(model(x))
+    model = bugs.ScanOverRemat(nnx.Rngs(0), depth=40, width=64)
+    return call(bugs.call_twice, model, numbers((1, 64)), nesting=nesting)
 
 
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > call_first"])
 def test_the_live_form_of_4871_is_told_by_the_copy_and_the_line_of_the_scan(nesting):
-    found = call(two_calls, Stacked(nnx.Rngs(0)), numbers((64,)), nesting=nesting)
+    found = called_twice(nesting)
     assert broken(found) == ["memory"]
-    assert min(attributed(found, "model.blocks.param", SCAN)) >= 0.95
-    assert rows(found, "line")[0].startswith(f"{SCAN} (called from {line(two_calls, 'return')}")
-    assert "copy of model.blocks.param by while, dynamic-slice, dynamic-update-slice" in rows(found, "buffer")[0]
+    assert min(attributed(found, "model.layers.kernel", SCAN)) >= 0.95
+    assert rows(found, "line")[0].startswith(f"{SCAN} (called from {line(bugs.ScanOverRemat.__call__, 'return')}")
+    assert "copy of model.layers.kernel by while, dynamic-slice, dynamic-update-slice" in rows(found, "buffer")[0]
 
 
 # What the nesting added
 
 
 def test_the_same_line_is_held_against_the_un_nested_program():
-    found = call(two_calls, Stacked(nnx.Rngs(0)), numbers((64,)), nesting="jit")
+    found = called_twice("jit")
     known = told(found)
     size = 40 * 64 * 64 * 4
     assert [(each.added, each.bytes) for each in known.buffers if each.whole] == [(False, size), (True, size)]

@@ -135,15 +135,9 @@ def test_a_captured_array_has_the_line_that_uses_it_and_its_name(subject, fragme
 
 @pytest.mark.parametrize("fill, captures", [(np.zeros, False), (np.ones, False), (np.arange, True)])
 def test_an_array_of_one_value_is_no_constant_of_the_program(fill, captures):
-    """XLA keeps the value, and makes the array where it is used: the program itself has no more constants than a few bytes."""
-
-    def adds(x):
-        return x + fill(1 << 16).astype(np.float32)[:8] + jnp.asarray(fill(1 << 15).astype(np.float32)).sum()
-
-    found = call(adds, jnp.ones(8), nesting="jit")
-    compiled = jax.jit(adds).lower(jnp.ones(8)).compile()
-    assert (compiled.memory_analysis().temp_size_in_bytes < 1 << 15) or captures
-    assert ("captures" in text(found)) is captures
+    """XLA keeps the value, and makes the array where it is used."""
+    closed = jax.make_jaxpr(lambda x: x + jnp.asarray(fill(1 << 15).astype(np.float32)).sum())(jnp.ones(8))
+    assert bool(captured(closed, ())) is captures
 
 
 @pytest.mark.parametrize("uses", [lambda x, table: x @ table, lambda x, table: x + table[x[0].astype(int)].sum(0)])
@@ -218,13 +212,6 @@ def test_of_a_captured_array_that_is_cut_the_slices_count(uses, size):
     """A table of positions is cut to the length of the text: XLA keeps the slices."""
     (table,) = captured(jax.make_jaxpr(lambda x: uses(x, POSITIONS))(jnp.ones((2, 4))), ())
     assert table.bytes == size * 16
-
-
-@pytest.mark.parametrize("cut, captures", [(lambda x: slice(2), False), (lambda x: x.sum().astype(int), True)])
-def test_a_captured_array_of_which_xla_keeps_a_slice_is_none_of_the_program(cut, captures):
-    found = call(lambda x: x + POSITIONS[cut(x)], jnp.ones((2, 4)), nesting="jit")
-    assert ("captures 78.1 KiB of constants" in text(found)) == captures
-    assert (found.outcome.verdict == "violated") == captures
 
 
 def test_equal_arrays_that_have_no_name_share_a_row_with_their_number():

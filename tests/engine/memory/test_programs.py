@@ -13,7 +13,7 @@ import pytest
 import wild_training
 from checking import some
 from flax import nnx
-from healthy import FLAX, HEALTHY, assign, node_list, numbers, rngs
+from healthy import FLAX, HEALTHY, numbers, rngs
 from rewritten_leaves import CHANGES, REREADS, Codebook, KeyCache, Rereads
 
 from pytest_nnxcheck.watch import programs as watched
@@ -183,21 +183,6 @@ STEPS = {"accumulated_gradients", "bfloat16_parameters", "ema_weights"}
 """Training steps that hold more than their parameters: sums of gradients, wider copies, averages."""
 
 
-def ensemble():
-    models = nnx.vmap(lambda key: nnx.Linear(*WIDE, rngs=nnx.Rngs(key)))(jax.random.split(jax.random.key(0), 4))
-    x = numbers((8, 256))
-    return nnx.jit(nnx.vmap(lambda model, x: model(x), in_axes=(0, None))), models, x
-
-
-def updated():
-    """Not donated: the new kernel is an output, and no copy."""
-
-    def decay(model):
-        assign(model.kernel, model.kernel[...] * 0.9)
-
-    return nnx.jit(decay), nnx.Linear(*WIDE, rngs=rngs())
-
-
 def carried():
     """A loop that changes a model which is thrown away: its first values are copied into the buffers of the loop."""
     model = nnx.Linear(*WIDE, rngs=rngs())
@@ -231,13 +216,8 @@ def cached():
     return nnx.jit(decode), model, numbers((1, 128))
 
 
-def stacked():
-    model = bugs.ScanOverRemat(rngs(), "functional")
-    return nnx.jit(lambda model, x: model(x)), model, *bugs.inputs_scan_over_remat()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [ensemble, updated, carried, cached, stacked])
+@pytest.mark.parametrize("make", [carried, cached])
 def test_a_model_that_is_used_as_models_are_is_not_told(make):
     function, model, *args = make()
     assert heard(lambda: function(model, *args)) == ()
@@ -272,25 +252,3 @@ def test_an_old_value_that_the_call_needs_beside_the_new_one_is_not_told(reread)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_cache_that_is_decoded_into_is_not_told(dtype):
     assert heard(lambda: donated_step(KeyCache(dtype), jnp.ones((2, 1, 64)), jnp.int32(3))) == ()
-
-
-class Books(nnx.Module):
-    """Five leaves of one type, of which the call changes four."""
-
-    def __init__(self, change):
-        self.changing, self.fixed = node_list([Codebook(change) for _ in range(4)]), nnx.Cache(jnp.ones((256, 256)))
-
-    def __call__(self, x):
-        y = sum(x @ (book.book[...] * self.fixed[...]) for book in self.changing)
-        return y + sum(book(x) for book in self.changing)
-
-
-def test_a_leaf_of_the_same_type_that_is_handed_on_changes_nothing():
-    model = Books(CHANGES["shift"])
-    graphdef, state = nnx.split(model)
-
-    def step(state, x):
-        books = nnx.merge(graphdef, state)
-        return books(x), nnx.state(books)
-
-    assert heard(lambda: jax.jit(step, donate_argnums=0)(state, jnp.ones(256))) == ()

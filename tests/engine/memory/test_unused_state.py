@@ -99,15 +99,11 @@ UNUSED = {
     "carried by a scan": (looped, Decoder, "model.spare"),
     "handed to branches": (branched, Decoder, "model.spare"),
     "in a list": (lambda models, x: models[1](x), lambda: [linear(), linear()], "models[0]"),
-    "in a node's list": (
-        lambda model, x: model.layers[0](x),
-        lambda: nnx.Sequential(linear(), linear(), linear()),
-        "model.layers[1], model.layers[2]",
-    ),
+    "in a node's list": (lambda model, x: model.layers[0](x), lambda: nnx.Sequential(linear(), linear(), linear()), "model.layers[1], model.layers[2]"),
     "all": (lambda model, x: x + 1, Decoder, "model"),
     "all of several": (lambda models, x: x + 1, lambda: [linear(), linear()], "models[0], models[1]"),
     "computed in vain": (lambda model, x: (model.spare(x), model(x))[1], Decoder, "model.spare"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

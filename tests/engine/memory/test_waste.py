@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from memory_evidence import line
 
 from pytest_nnxcheck.compat import primitives, staging
 from pytest_nnxcheck.jaxprs.waste import waste
@@ -28,61 +29,41 @@ ROWS = {
     "the new value is read": (None, lambda w, x: ((new := w.at[3].set(x)), new.sum())),
     "handed back": (None, lambda w, x: (BARRIER(w), w.sum())),
     "handed to a barrier, and to nothing else": (None, lambda w, x: (w.at[3].set(x), (x, BARRIER(w))[0])),
-    "handed through a remat, and then written": (
-        None,
-        lambda w, x: ((both := jax.checkpoint(lambda w: (w, w.sum()))(w))[0].at[3].set(x), both[1]),
-    ),
+    "handed through a remat, and then written": (None, lambda w, x: ((both := jax.checkpoint(lambda w: (w, w.sum()))(w))[0].at[3].set(x), both[1])),
     "made anew, and read in no order": (None, lambda w, x: (jnp.tanh(w), w @ x)),
     "made anew": ("old and new at once", lambda w, x: ((new := jnp.tanh(w)), (new - w).sum())),
-    "made anew, read by what the new one gave": (
-        "old and new at once",
-        lambda w, x: ((new := jnp.tanh(w)), w @ (new @ x)),
-    ),
+    "made anew, read by what the new one gave": ("old and new at once", lambda w, x: ((new := jnp.tanh(w)), w @ (new @ x))),
     "read": ("read, then written", lambda w, x: (w.at[3].set(x), w[5])),
     "added to": ("read, then written", lambda w, x: (w.at[3].add(x), w[5])),
     "read before the second write": ("read, then written", lambda w, x: (w.at[0].set(x).at[1].set(w[2]), x)),
     "read, in order": (None, lambda w, x: ((both := BARRIER((w, w[5])))[0].at[3].set(x), both[1])),
-    "read after a barrier of the leaf alone": (
-        "read, then written",
-        lambda w, x: ((w := BARRIER(w)).at[3].set(x), w[5]),
-    ),
-    "read after the write, too": (
-        "old and new at once",
-        lambda w, x: ((new := w.at[3].set(x)), w[5], w @ jnp.tanh(new @ x)),
-    ),
+    "read after a barrier of the leaf alone": ("read, then written", lambda w, x: ((w := BARRIER(w)).at[3].set(x), w[5])),
+    "read after the write, too": ("old and new at once", lambda w, x: ((new := w.at[3].set(x)), w[5], w @ jnp.tanh(new @ x))),
     "in a jit": ("read, then written", lambda w, x: jax.jit(lambda w: (w.at[3].set(x), w[5]))(w)),
     "of which one is in a jit": ("read, then written", lambda w, x: (jax.jit(lambda w: w.at[3].set(x))(w), w[5])),
     "in a remat": ("read, then written", lambda w, x: jax.checkpoint(lambda w: (w.at[3].set(x), w[5]))(w)),
-    "in a scan": (
-        "read, then written",
-        lambda w, x: jax.lax.scan(lambda w, x: (w.at[3].set(x), w[5]), w, jnp.stack([x, x])),
-    ),
-    "in a loop": (
-        "read, then written",
-        lambda w, x: LOOP(0, 4, lambda k, both: (both[0].at[k].set(x), both[0][k + 1]), (w, x)),
-    ),
-    "in a loop, in order": (
-        None,
-        lambda w, x: LOOP(0, 4, lambda k, both: ((w := both[0]).at[k].set(w[k] + x), both[1]), (w, x)),
-    ),
-    "made anew in a loop": (
-        "old and new at once",
-        lambda w, x: LOOP(0, 4, lambda k, both: ((new := jnp.tanh(both[0])), (new - both[0])[k]), (w, x)),
-    ),
-    "in a while loop": (
-        "read, then written",
-        lambda w, x: jax.lax.while_loop(
-            lambda both: both[1].sum() < x.sum(), lambda both: (both[0].at[3].set(x), both[0][5]), (w, x)
-        ),
-    ),
+    "in a scan": ("read, then written", lambda w, x: jax.lax.scan(lambda w, x: (w.at[3].set(x), w[5]), w, jnp.stack([x, x]))),
+    "in a loop": ("read, then written", lambda w, x: LOOP(0, 4, lambda k, both: (both[0].at[k].set(x), both[0][k + 1]), (w, x))),
+    "in a loop, in order": (None, lambda w, x: LOOP(0, 4, lambda k, both: ((w := both[0]).at[k].set(w[k] + x), both[1]), (w, x))),
+    "made anew in a loop": ("old and new at once", lambda w, x: LOOP(0, 4, lambda k, both: ((new := jnp.tanh(both[0])), (new - both[0])[k]), (w, x))),
+    "in a while loop": ("read, then written", lambda w, x: jax.lax.while_loop(lambda both: both[1].sum() < x.sum(), lambda both: (both[0].at[3].set(x), both[0][5]), (w, x))),
     "of another leaf": (None, lambda w, x: (x[None].at[0].set(w[3]), w[5])),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_old_value_is_needed_beside_the_new_one_where_the_data_say_so(name):
     operation, call = ROWS[name]
     assert held_twice(call, jnp.ones((8, 8)), jnp.ones(8)) == ([(operation, 0)] if operation else [])
+
+
+def test_the_line_is_that_of_what_needs_both():
+    def reads(w, x):
+        new, early = w.at[3].set(x), w[5]
+        return new, early, w @ jnp.tanh(new @ x)
+
+    (fact,) = facts_of(reads, jnp.ones((8, 8)), jnp.ones(8)).twice
+    assert fact.line == line(reads, "return new")
 
 
 def test_part_of_a_leaf_and_what_was_computed_are_no_recast():

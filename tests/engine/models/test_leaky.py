@@ -10,7 +10,13 @@ from healthy import FLAX, numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.outcome import StateTouched
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.invariants.case import Case, Tracers
+from pytest_nnxcheck.invariants.tracers import judge
+from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.transforms.compose import Guards
 
 HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)
 REST = sorted(set(LEAKY) - set(HERE))
@@ -94,28 +100,8 @@ def test_what_a_callback_keeps_that_was_handed_in_is_found(make, path, shortcuts
         assert f"tracers remain in {path}" in flat(str(report))
 
 
-def test_the_layer_that_leaked_is_blamed_not_the_outermost():
-    twins = LEAKY["class_attribute"]
-    for nesting, guilty in {
-        "jit > scan": "scan",
-        "scan > jit": "jit",
-        "vmap > remat > while_loop": "while_loop",
-    }.items():
-        leaky = twins.leaky()
-        found = call(leaky.subject, *leaky.args, nesting=nesting)
-        assert ("left by", guilty) in found.outcome.violations[0].details, text(found)
-
-
 def test_what_eval_shape_puts_into_the_state_is_a_violation():
     """flax hands no state out of eval_shape, so only a guard's note can say this; here the probe is made to touch it."""
-    from flax import nnx
-
-    from pytest_nnxcheck.core.nesting import Layer, Nesting
-    from pytest_nnxcheck.invariants.case import Case, Tracers
-    from pytest_nnxcheck.invariants.tracers import judge
-    from pytest_nnxcheck.subject.bind import bind
-    from pytest_nnxcheck.transforms.compose import Guards
-
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     guards = Guards(bind(model, (jax.numpy.ones((1, 2)),), {}))
     layer = Layer("eval_shape")
@@ -125,8 +111,6 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
     with guards.unchanged(layer, model):
         model.kernel = nnx.Param(model.kernel[...] + 1)
     assert guards.mutated == [(layer, "model.kernel")]
-
-    from pytest_nnxcheck.core.outcome import StateTouched
 
     (violation,) = judge(Case(Nesting((layer,)), tracers=Tracers(touched=tuple(guards.mutated)))).violations
     assert violation.findings == (StateTouched("model.kernel", layer=layer),)

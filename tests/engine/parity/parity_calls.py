@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from checking import call
 from flax import nnx
-from healthy import FLAX, assign, numbers
+from healthy import FLAX, numbers
 
 X = numbers((3, 8))
 XS = numbers((2, 3, 8))
@@ -18,24 +17,3 @@ def norm():
 
 def parity(subject, *args, nesting="un-nested", **settings):
     return call(subject, *args, nesting=nesting, invariants="parity", **settings)
-
-
-class Counter(nnx.Variable):
-    """Counts calls."""
-
-
-class Counts(nnx.Module):
-    """Counts its calls in a Variable, or in a plain Python attribute."""
-
-    def __init__(self, *, plain):
-        self.linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
-        self.plain = plain
-        self.calls = 0
-        self.counter = Counter(jnp.zeros((), jnp.int32))
-
-    def __call__(self, x):
-        if self.plain:
-            self.calls += 1
-        else:
-            assign(self.counter, self.counter[...] + 1)
-        return self.linear(x)

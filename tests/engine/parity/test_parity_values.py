@@ -77,32 +77,24 @@ def test_other_numbers_are_told_with_both_values(kind):
     assert f"model.kept{ {'array': '', 'dict': chr(91) + repr('indices') + '][0]'}.get(kind, '[0]') }" in text(found)
 
 
+class Fitted(nnx.Module):
+    """Sets a flag; ``wrong`` sets another one under a trace."""
+
+    def __init__(self, *, wrong):
+        self.fitted, self.wrong = nnx.BatchStat(jnp.array(False)), wrong
+
+    def __call__(self, x):
+        assign(self.fitted, jnp.array(not (self.wrong and isinstance(x, jax.core.Tracer))))
+        return x * 2
+
+
 def test_a_python_scalar_of_the_same_value_is_equal_and_a_note():
-    class Fitted(nnx.Module):
-        def __init__(self):
-            self.fitted = nnx.BatchStat(jnp.array(False))
-
-        def __call__(self, x):
-            assign(self.fitted, jnp.array(True))
-            return x * 2
-
     hands_out_bool = type(jax.checkpoint(lambda x: jnp.array(True))(1.0)) is bool
-    found = call(Fitted(), X, nesting="remat", invariants="parity")
+    found = call(Fitted(wrong=False), X, nesting="remat", invariants="parity")
     assert found.outcome.verdict == "held", text(found)
     note = "model.fitted is a Python bool now, no array: jax.checkpoint outside of a jit hands a constant out as it is"
     assert (note in found.outcome.notes) is hands_out_bool
-
-
-def test_one_of_another_value_is_none():
-    class Wrong(nnx.Module):
-        def __init__(self):
-            self.fitted = nnx.BatchStat(jnp.array(False))
-
-        def __call__(self, x):
-            assign(self.fitted, jnp.array(not isinstance(x, jax.core.Tracer)))
-            return x * 2
-
-    assert broken(call(Wrong(), X, nesting="remat", invariants="parity")) == ["parity"]
+    assert broken(call(Fitted(wrong=True), X, nesting="remat", invariants="parity")) == ["parity"]
 
 
 # --- what rounding decides

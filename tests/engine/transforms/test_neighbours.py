@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 
-import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import call, text
 from cures import in_checkpoint
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
@@ -174,20 +173,6 @@ def test_a_replay_runs_no_other():
 # --- google/flax#4819: the user's own loop
 
 
-@pytest.mark.parametrize("remat, scan", [(True, False), (False, True), (True, True)])
-def test_4819_names_the_loop_the_module_and_the_form_that_holds(remat, scan):
-    model = bugs.report_4819(nnx.Rngs(0), remat, scan)
-    found = call(bugs.autoregressive_decode, model, *bugs.inputs_4819(), nesting="un-nested")
-    assert found.outcome.verdict in ("violated", "failed")
-    told = text(found)
-    line = bugs.autoregressive_decode.__code__.co_firstlineno + 10
-    assert f"while_loop at {near(bugs.__file__)}:{line} captured model (Report4819)" in told
-    assert "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))" in told
-    cured = call(bugs.autoregressive_decode_in_carry, model, *bugs.inputs_4819(), nesting="un-nested")
-    assert cured.outcome.verdict == "held"
-    assert broken(cured) == []
-
-
 class Drops(nnx.Module):
     def __init__(self):
         self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
@@ -263,22 +248,6 @@ def test_modules_in_a_container_are_captured(hold, key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", [jax.jit, nnx.jit])
-def test_a_jit_that_was_made_before_the_call_captured_the_module(jit):
-    class Trainer:
-        def __init__(self):
-            self.norm = nnx.BatchNorm(WIDTH, rngs=rngs())
-            self.jitted = jit(lambda x: self.norm(x) * 1)
-
-        def step(self, x):
-            return self.jitted(x)
-
-    (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
-    assert (cause.transform, (*map(str, cause.nodes),)) == ("jit", ("self.norm (BatchNorm)",))
-    assert cause.line == f"{near(__file__)}:{Trainer.step.__code__.co_firstlineno + 1}"
-
-
-@pytest.mark.slow
 def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
     def call(norm, x):
         jitted = jax.jit(lambda x: norm(x) * 1)
@@ -297,11 +266,6 @@ def test_each_transform_that_captured_a_module_is_told():
     begins = call.__code__.co_firstlineno
     lines = [(cause.transform, cause.line) for cause in found]
     assert lines == [("checkpoint", f"{near(__file__)}:{begins + 1}"), ("vmap", f"{near(__file__)}:{begins + 2}")]
-
-
-def test_a_module_that_is_handed_over_as_the_function_is_captured():
-    (cause,) = causes.captured(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
-    assert (cause.transform, (*map(str, cause.nodes),)) == ("checkpoint", ("BatchNorm",))
 
 
 def test_a_call_is_made_once_more_for_all_nestings(monkeypatch):

@@ -10,20 +10,13 @@ from flax import nnx
 from healthy import HEALTHY, numbers
 
 from pytest_nnxcheck import CheckError, Layer, Nesting, check, register_transform
-from pytest_nnxcheck.core.catalogue import REGISTERED, TRANSFORMS, layer_names
+from pytest_nnxcheck.core.catalogue import TRANSFORMS, layer_names
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """What a test registers is gone after it."""
-    before = dict(REGISTERED)
-    yield
-    REGISTERED.clear()
-    REGISTERED.update(before)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def scan_layers(f):
@@ -59,21 +52,6 @@ def ensemble(f):
     return layer
 
 
-def iterate(f):
-    """A loop that feeds the output of a step to the next, here of one step."""
-
-    def layer(state, x, *others):
-        def step(carry):
-            state, x = carry
-            out = f(state, x, *others)
-            return (state, jax.tree.leaves(out)[0]), out
-
-        _, out = nnx.scan(step, length=1, in_axes=(nnx.Carry,), out_axes=(nnx.Carry, 0))((state, x))
-        return jax.tree.map(lambda leaf: leaf[0], out)
-
-    return layer
-
-
 def leaks(f):
     def layer(state, *inputs):
         return jax.checkpoint(lambda *inputs: f(state, *inputs))(*inputs)
@@ -100,27 +78,6 @@ def test_it_is_measured_and_judged_like_any_other():
     healthy = register_transform("scan_layers")(scan_layers)
     assert healthy is scan_layers
     assert call(model, numbers((4, 256)), nesting="jit > scan_layers").outcome.verdict == "held"
-
-
-class Block(nnx.Module):
-    """A residual block with statistics; its parameters are float32, and its output is of this dtype."""
-
-    def __init__(self, dtype, width=8):
-        self.norm = nnx.BatchNorm(width, rngs=nnx.Rngs(0))
-        self.linear = nnx.Linear(width, width, rngs=nnx.Rngs(1))
-        self.dtype = dtype
-
-    def __call__(self, x):
-        return (x + self.linear(self.norm(x))).astype(self.dtype)
-
-
-@pytest.mark.parametrize("nesting", ["iterate", "jit > vmap > iterate", "jit > iterate > grad"])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_block_that_returns_what_it_takes_can_be_iterated(dtype, nesting):
-    register_transform("iterate")(iterate)
-    x = numbers((3, 8)).astype(dtype)
-    found = call(Block(dtype), x, nesting=nesting, invariants="tracers,memory,donation,parity")
-    assert found.outcome.verdict == "held", text(found)
 
 
 def test_tracers_that_it_leaves_are_its_own():

@@ -69,29 +69,25 @@ def left_out(model, transforms, styles="argument"):
     return {str(outcome.nesting): outcome.reason for outcome in report.outcomes if outcome.unfit}
 
 
-def test_a_loop_says_what_its_carry_would_have_to_change():
-    reasons = left_out(Decoder(), CARRY)
-    assert reasons == {
-        layer: f"{layer} carries the state, and a carry keeps its metadata: the call turns axes of model.place from ('layers',) into ()"
-        for layer in CARRY.split(",")
-    }
-
-
-def test_a_branch_says_so_too():
-    reasons = left_out(Decoder(), BRANCH)
-    assert {*reasons} == {*BRANCH.split(",")}
-    assert all(
-        "its branches return the same metadata: the call turns axes of model.place" in text for text in reasons.values()
-    )
+@pytest.mark.parametrize(
+    "transforms, why",
+    [
+        (CARRY, "{} carries the state, and a carry keeps its metadata"),
+        (BRANCH, "its branches return the same metadata"),
+    ],
+)
+def test_a_loop_and_a_branch_say_what_they_would_have_to_change(transforms, why):
+    reasons = left_out(Decoder(), transforms)
+    assert {*reasons} == {*transforms.split(",")}
+    for layer, reason in reasons.items():
+        assert reason.endswith(f"{why.format(layer)}: the call turns axes of model.place from ('layers',) into ()"), (
+            reason
+        )
+    assert not left_out(Steady(), transforms, "argument,functional")
 
 
 def test_metadata_that_is_new_was_nothing():
     assert "the call turns seen of model.place from nothing into True" in left_out(Adds(), "scan")["scan"]
-
-
-@pytest.mark.parametrize("transforms", [CARRY, BRANCH])
-def test_equal_metadata_is_carried(transforms):
-    assert not left_out(Steady(), transforms, "argument,functional")
 
 
 def test_a_functional_layer_carries_what_is_written():

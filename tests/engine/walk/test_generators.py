@@ -92,22 +92,23 @@ def test_without_the_invariant_the_call_is_not_checked():
         call(Noisy(), numbers(BATCH), nesting="jit", invariants="memory")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan"])
-def test_keys_of_rngs_or_of_an_argument_hold(nesting):
-    assert call(NoisyRngs(), numbers(BATCH), nesting=nesting).outcome.verdict == "held"
-    assert call(Noisy(), numbers(BATCH), jax.random.key(0), nesting=nesting).outcome.verdict == "held"
+def sums_of_powers(model: Any, x: jax.Array) -> jax.Array:
+    """A generator that ends with the call."""
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan"])
-def test_a_generator_that_ends_with_the_call_holds(nesting):
     def powers(x: jax.Array) -> Iterator[jax.Array]:
         while True:
             yield (x := x * x)
 
-    def sums(model: Any, x: jax.Array) -> jax.Array:
-        first, second = (y for y, _ in zip(powers(model(x)), range(2), strict=False))
-        return first + second
+    first, second = (y for y, _ in zip(powers(model(x)), range(2), strict=False))
+    return first + second
 
-    assert call(sums, nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH), nesting=nesting).outcome.verdict == "held"
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan"])
+def test_keys_of_rngs_or_of_an_argument_hold(nesting):
+    for subject, *args in (
+        (NoisyRngs(), numbers(BATCH)),
+        (Noisy(), numbers(BATCH), jax.random.key(0)),
+        (sums_of_powers, nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH)),
+    ):
+        assert call(subject, *args, nesting=nesting).outcome.verdict == "held"

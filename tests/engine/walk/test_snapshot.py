@@ -13,14 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from kept_tracers import Box
 
 from pytest_nnxcheck.walk import open_data
 from pytest_nnxcheck.walk.snapshot import Kind
 from pytest_nnxcheck.walk.walk import walk
-
-
-class Box:
-    """A plain Python object."""
 
 
 class Slotted:

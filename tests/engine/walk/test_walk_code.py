@@ -84,33 +84,12 @@ def test_cached_function(kept: Keep, size: int | None) -> None:
     check(Net(), kept, "rotary.cache[4] (closure of test_cached_function.<locals>.Net.__call__)", "cache")
 
 
-def test_caches_that_did_not_change_keep_their_results() -> None:
-    @functools.lru_cache
-    def config(name: str) -> Any:
-        return [name]
-
-    first = config("a")
-    walk([("config", config)]).places.restore()
-    assert config("a") is first
-
-
-TABLE: dict[str, Any] = {}
 LATEST: Any = None
 
 
 def remember(y: Any) -> None:
     global LATEST  # noqa: PLW0603  # the bug
     LATEST = y
-
-
-@leaky_and_healthy
-def test_global_that_code_names(kept: Keep) -> None:
-    class Net(nnx.Module):
-        def __call__(self, x: Any) -> Any:
-            TABLE["x"] = kept(x * 2)
-            return x
-
-    check(Net(), kept, "TABLE['x']", "dict")
 
 
 @leaky_and_healthy

@@ -20,6 +20,7 @@ import pytest
 from checking import call
 from flax import nnx
 from healthy import rngs
+from kept_tracers import tracer_of
 
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.walk import visit
@@ -33,13 +34,6 @@ Kept = tuple[Any, Callable[[Any], object]]
 def _no_late_house() -> Iterator[None]:
     yield
     sys.modules.pop("late_house", None)
-
-
-def dead_tracer() -> Any:
-    """A tracer of a trace that has ended."""
-    kept: list[Any] = []
-    jax.make_jaxpr(lambda x: kept.append(x) or x)(jnp.ones(()))
-    return kept[0]
 
 
 def met(found: Walk | None) -> list[int]:
@@ -123,7 +117,7 @@ def test_what_changes_without_a_place_that_tells_is_opened_anew(kind: Callable[[
     box = SimpleNamespace(holds=root)
     earlier = walk([("box", box)])
     assert met(earlier.since([("box", box)])) == []
-    tracer = dead_tracer()
+    tracer = tracer_of(jax.jit)
     put(tracer)
     assert met(walk([("box", box)])) == [id(tracer)]
     assert met(earlier.since([("box", box)])) == [id(tracer)]
@@ -257,14 +251,14 @@ def test_parts_that_are_replaced_are_looked_through(kind: Callable[[], Kept], mo
     earlier = walk(roots)
     assert not earlier.tracers
     assert not tracers_since(earlier, roots, everything)
-    tracer = dead_tracer()
+    tracer = tracer_of(jax.jit)
     put(tracer)
     assert [leak.tracer is tracer for leak in walk(roots).tracers] == [True]
     assert [leak.tracer is tracer for leak in tracers_since(earlier, roots, everything)] == [True]
 
 
 def test_nothing_is_told_after_a_walk_that_found_something_or_ended_early() -> None:
-    assert walk([("tracer", dead_tracer())]).since([]) is None
+    assert walk([("tracer", tracer_of(jax.jit))]).since([]) is None
     assert walk([("list", [[], [], []])], most=1).since([]) is None
     assert walk([("list", [])]).since([]) is not None
 
@@ -281,7 +275,7 @@ def test_a_module_that_was_imported_since_is_looked_through(tmp_path: Any, monke
     exec(textwrap.dedent(source), names)  # a function whose globals are its own
     roots = [("keeps", names["keeps"])]
     earlier = walk(roots)
-    names["keeps"](dead_tracer())
+    names["keeps"](tracer_of(jax.jit))
     assert earlier.since(roots) is None
     assert [leak.path for leak in tracers_since(earlier, roots, everything)] == ["late_house.KEPT[0]"]
 
@@ -289,7 +283,7 @@ def test_a_module_that_was_imported_since_is_looked_through(tmp_path: Any, monke
 def test_the_tracers_that_matter_are_named_as_a_whole_walk_names_them() -> None:
     model = SimpleNamespace(last=None)
     earlier = walk([("model", model)])
-    model.last = dead_tracer()
+    model.last = tracer_of(jax.jit)
     assert [leak.path for leak in tracers_since(earlier, [("model", model)], everything)] == ["model.last"]
     assert tracers_since(earlier, [("model", model)], lambda _: False) == ()
 
