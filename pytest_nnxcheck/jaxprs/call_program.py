@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_nnxcheck.compat import staging
@@ -12,7 +12,7 @@ from pytest_nnxcheck.jaxprs.captured import captured
 from pytest_nnxcheck.jaxprs.waste import waste
 
 
-def call_program(closed: Any, rewritten: Mapping[int, int], kept: Iterable[tuple[str, Any]]) -> CallProgram:
+def call_program(closed: Any, rewritten: Mapping[int, int], kept: Sequence[tuple[str, Any]]) -> CallProgram:
     """The facts of a closed jaxpr.
 
     ``rewritten`` are the results that are new values of arguments, by the number of the argument; ``kept`` are the arrays of the user's
