@@ -29,10 +29,15 @@ def test_documents_have_no_banned_phrase(path):
     assert not found
 
 
-@pytest.mark.parametrize("phrase", ["is told", "stands", "comes to", "held against", "holds this figure against", "of which", "what the call left"])
+@pytest.mark.parametrize(
+    "phrase",
+    ["is told", "stands", "comes to", "held against", "holds this figure against", "of which", "what the call left"],
+)
 def test_a_banned_phrase_is_found(phrase):
     assert BANNED.search(f"A leaf {phrase} something.")
 
 
 def test_a_plain_sentence_is_not():
-    assert not BANNED.search("The plugin compares the peak with the budget, and the message names each leaf that leaked.")
+    assert not BANNED.search(
+        "The plugin compares the peak with the budget, and the message names each leaf that leaked."
+    )
