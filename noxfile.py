@@ -285,6 +285,13 @@ def package(session: nox.Session) -> None:
     session.run("python", "tests/distributions.py", str(there))
 
 
+@nox.session(python=NEWEST, default=False)
+def release(session: nox.Session) -> None:
+    """Write the changelog of a release, commit it and tag it: ``nox -s release -- 0.2.0``. Nothing is pushed."""
+    session.install(*group("release"))
+    session.run("python", ".ci/release.py", *session.posargs)
+
+
 @nox.session(python=NEWEST, venv_backend="venv", default=False)
 def heads(session: nox.Session) -> None:
     """The tests of the engine on the heads of jax and flax, against those on their newest releases: what changed goes to the summary page."""

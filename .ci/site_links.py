@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,17 @@ SHOWN = {".py", ".toml", ".yml"}
 OUTSIDE = re.compile(r"(?<=\]\()\.\./(?P<path>[^)#\s]+)")
 INTO_DOCS = re.compile(r"(?<=\]\()docs/")
 FOLDERS = re.compile(r"(?<=\]\()(?P<path>[\w/.-]+)(?=\))")
+FAILURE = re.compile(r"(?<=<code>)E       nnx invariant broken: .*?(?=</code>)", re.DOTALL)
+ROW = re.compile(r"^E {7}(?: {2})?(?P<name>\w+).*(?:\n?^E {12,}.*)*", re.MULTILINE)
+BROKEN = {"nnx", "tracers", "memory", "donation", "parity", "recompilation", "finite"}
+"""The first words of the rows that are red."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version of the plugin at the foot of every page."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    config.copyright = f"pytest-nnxcheck {version}. {config.copyright}"
+    return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -46,6 +58,17 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     if page.file.src_uri.startswith(f"{FOLDER}/"):
         return FOLDERS.sub(index_of, INTO_DOCS.sub("../", markdown))
     return OUTSIDE.sub(lambda match: page_of(match["path"]), markdown)
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs passes them by name
+    """Colour the rows of failures as a terminal does: what is broken, and the hint."""
+    return FAILURE.sub(lambda failure: ROW.sub(coloured, failure[0]), html)
+
+
+def coloured(row: re.Match[str]) -> str:
+    """A row of a failure, with its further lines, inside a span of its colour; a row without a colour as it is."""
+    kind = "hint" if row["name"] == "hint" else "broken" if row["name"] in BROKEN else ""
+    return f'<span class="{kind}">{row[0]}</span>' if kind else row[0]
 
 
 def index_of(link: re.Match[str]) -> str:
