@@ -124,14 +124,14 @@ class Settings:
     max_depth: int = _select(
         3,
         kinds.whole_number(1),
-        "layers of the deepest nesting that is drawn, and of a chain inside its jit; 1 or more",
+        "the most transforms in one nesting, not counting the outer jit of a chain; 1 or more",
         "nestings.md#how-much-is-run",
     )
     effort: str = _select(
         "default",
         kinds.choice(*EFFORTS),
-        "how much is run, where sweep and max_examples do not say it: quick (every layer once, every transform under jit), default"
-        " (every pair of layers under jit) or thorough (pairs without a jit as well, and 20 draws)",
+        "how many nestings to run: quick (every layer once, every transform under jit), default (every pair of layers under jit) or"
+        " thorough (pairs without a jit as well, and 20 draws); an explicit sweep or max_examples wins",
         "nestings.md#how-much-is-run",
     )
     max_examples: int = _select(
@@ -143,30 +143,30 @@ class Settings:
     sweep: str = _select(
         EFFORTS["default"]["sweep"],
         kinds.choice(*SWEEPS),
-        "what always runs first: pairs (chains, and every ordered pair of argument layers), chains (every single layer, and jits over"
-        " chains in which all pairs of argument layers stand side by side), short (every single layer, and jits over chains in which each"
-        " argument layer stands once), singles (every single layer) or probes (the un-nested call and one try of each closure style)",
+        "the nestings that always run first: singles (every single layer), short (also a few chains under jit that have each argument layer"
+        " once), chains (also chains under jit that put every argument layer directly inside every other), pairs (also every ordered pair of"
+        " argument layers without a jit) or probes (the un-nested call and one try of each closure style)",
         "nestings.md#how-much-is-run",
     )
     shortcuts: str = _select(
         "on",
         kinds.SWITCH,
-        "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
+        "on: a nesting without an outer jit is only traced, and runs if the trace leaks or the test reads a value; off: everything runs",
         "nestings.md#what-is-run-and-what-is-traced",
         narrows=False,
     )
     all: str = _select(
         "off",
         kinds.FLAG,
-        "run all of the sweep, also after a nesting broke that the message will name",
+        "do not stop at the first failing nesting: run the whole sweep",
         "nestings.md#nestings",
         narrows=False,
     )
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
         kinds.optional(kinds.BUDGET),
-        "bound on the peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
-        " without one, the default rule",
+        "bound on the peak memory: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
+        " none: the default rule",
         "memory.md#a-budget-in-bytes",
     )
     memory_advice: str = _check(
@@ -185,7 +185,7 @@ class Settings:
     donate: str = _check(
         "state",
         kinds.DONATED,
-        "what the outermost jit donates: state, all (the inputs too), none, or state with the names of arguments"
+        "the arguments that the outermost jit donates: state, all (the inputs too), none, or state with names of arguments"
         " (state,opt_state)",
         "subjects.md#what-is-state",
     )
@@ -210,7 +210,7 @@ class Settings:
     expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
-        "failures that are known and must happen: a mapping of invariants or nestings to reasons; on the command line"
+        "known failures, which must happen: a mapping of invariants or nestings to reasons; on the command line"
         " and in the ini file, a TOML file of them",
         "expected_failures.md",
     )
@@ -243,7 +243,7 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "baseline": _run(
         None,
         kinds.optional(kinds.PATH),
-        "file of the peak memory of every nesting, which this run is compared with",
+        "file with the peak memory of every nesting, to compare this run with",
         "baseline.md",
     ),
     "memory_tolerance": _run(
@@ -252,22 +252,20 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         "how much a peak may grow over the baseline before the test fails; 0% allows nothing",
         "baseline.md",
     ),
-    "baseline_update": _flag_of_baseline("write the baseline anew from this run, if every test of it passed"),
-    "baseline_update_new_only": _flag_of_baseline("add to the baseline what is not in it, and compare the rest"),
-    "baseline_any_stamp": _flag_of_baseline(
-        "compare with a baseline that other versions, or another device, have left"
-    ),
+    "baseline_update": _flag_of_baseline("write the baseline anew from this run, if all its tests passed"),
+    "baseline_update_new_only": _flag_of_baseline("add new tests and nestings to the baseline, and compare the rest"),
+    "baseline_any_stamp": _flag_of_baseline("compare also with a baseline of other versions, or of another device"),
     "report": _run(
         (),
         kinds.REPORT_PATHS,
-        "file of the verdict, peak and cause of every nesting: .json, .html (a page to look at) or .md (for a pull request)",
+        "write the verdict, peak and cause of every nesting to a file: .json, .html (a page to look at) or .md (for a pull request)",
         "ci.md#reports",
     ),
     "watch": _run(
         "off",
         kinds.WATCH,
-        "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, for buffers donated"
-        " for nothing, and for programs over the memory budget or with copies of the state: fail it, or report it only",
+        "check every unmarked test for leaked tracers, for buffers donated for nothing, and for programs over the memory budget or with"
+        " copies of the state: fail it, or report it only",
         "watch.md",
     ),
     "check": _named(
@@ -297,7 +295,7 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "no_cache": _run(
         "off",
         kinds.FLAG,
-        "compile every program anew, and keep none in the cache of pytest for the next run",
+        "compile every program anew, and keep none in pytest's cache",
         "speed.md#how-to-make-a-suite-faster",
     ),
 }

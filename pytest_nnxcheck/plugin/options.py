@@ -42,7 +42,8 @@ def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
         how: dict[str, Any] = {"action": "append" if row.kind.is_repeated else "store", "metavar": row.kind.metavar}
         if not row.kind.metavar:
             how = {"action": "store_const", "const": "on"}
-        text = row.help.replace("%", "%%")  # argparse formats it
+        default = "" if row.default in (None, "off", ()) else f" (default: {table.show(row.default)})"
+        text = (row.help + default).replace("%", "%%")  # argparse formats it
         # The default is None, or an ini value would never be read.
         if row.kind.words:
             # One that is none of them too: it is read, and refused, as any other value is.

@@ -189,22 +189,28 @@ def test_options_and_sessions_are_real(document):
     assert set(re.findall(r"nox -s '?(\w+)", text)) - sessions == set()
 
 
-def table_of(scope):
-    """The table of a scope in docs/settings.md."""
-    lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
+def sections_of(scope):
+    """The settings of a scope in docs/settings.md, a heading for each."""
+    lines = []
     for name in names(scope):
         row = TABLE[name]
         option = f"{flag(name)}{'' if row.kind.words else ' '}{row.kind.metavar}".rstrip()
-        ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
-        meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
-        lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")
-    return "\n".join(lines) + "\n"
+        text = row.help[0].upper() + row.help[1:]
+        lines += [
+            f"### `{name}`",
+            "",
+            f"{text}{'; may be repeated' if row.kind.is_repeated else ''}. [More]({row.section})",
+            "",
+        ]
+        ini = f", ini file `nnx_{name}`" if "ini file" in row.places else ""
+        lines += [f"Command line `{option}`{ini}, default `{show(row.default)}`.", ""]
+    return "\n".join(["", *lines])
 
 
 @pytest.mark.parametrize("scope", ["check", "named", "run"])
-def test_the_tables_of_settings_are_those_of_the_code(scope):
-    (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
-    assert table == table_of(scope), f"the table of docs/settings.md should be:\n{table_of(scope)}"
+def test_the_settings_are_those_of_the_code(scope):
+    (shown,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
+    assert shown == sections_of(scope), f"docs/settings.md should have:\n{sections_of(scope)}"
 
 
 def between(start: str, end: str) -> str:
