@@ -82,15 +82,15 @@ class Named:
     def label(self) -> str:
         """The end of its id, with all that the check is made of. Shapes are in round brackets: square ones hold parameters in the ids of pytest."""
         inputs = [each.spelled.translate(_ROUND) if each.dtype else each.spelled for each in self.inputs]
-        text = ";".join(filter(None, [self.build, "abstract" * self.abstract, *inputs]))
+        text = ";".join(filter(None, [self.build, "abstract" if self.abstract else "", *inputs]))
         return self.name + (f"({text})" if text else "")
 
     @property
     def options(self) -> list[str]:
         """The options, the name itself aside, as one types them."""
-        pairs = [("inputs", self.spelled), ("build", self.build)]
-        words = [word for name, text in pairs if text for word in (flag(name), text)]
-        return [*words, *[flag("abstract")] * self.abstract]
+        inputs = [flag("inputs"), self.spelled] if self.inputs else []
+        build = [flag("build"), self.build] if self.build else []
+        return [*inputs, *build, *([flag("abstract")] if self.abstract else [])]
 
     def over(self, common: Named) -> Named:
         """The same with what is common to all checks, where it has none of its own."""

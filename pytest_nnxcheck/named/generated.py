@@ -101,10 +101,11 @@ def source(named: Named, found: Found) -> str:
     names = globals_in(built) - vars(builtins).keys()
     if _is_one(named, found):
         variable = next(word for word in ("model", "subject", "built") if word not in names)
+        called = f"{variable}.{found.method}" if found.method else variable
         inputs = ", ".join(each.expression(abstract=named.abstract) for each in named.inputs)
         lines = [
             f"{variable} = nnx.eval_shape(lambda: {built})" if named.abstract else f"{variable} = {built}",
-            f"nnx_wrap({variable}{'.' * bool(found.method)}{found.method})({inputs})",
+            f"nnx_wrap({called})({inputs})",
         ]
     else:
         case = f"shapes_of(lambda: {built})" if named.abstract else built
@@ -132,7 +133,7 @@ def _is_one(named: Named, found: Found) -> bool:
 def _call(named: Named, found: Found) -> str:
     """The call of a builder that asks for ``rngs`` alone, or for nothing. Raises `CheckError`."""
     is_class = isinstance(found.builder, type)
-    parameters = _parameters(found.builder.__init__ if is_class else found.builder)[is_class:]
+    parameters = _parameters(found.builder.__init__)[1:] if is_class else _parameters(found.builder)
     asked = [each.name for each in parameters if each.default is each.empty and each.name != "rngs"]
     rngs = "rngs=nnx.Rngs(0)" if "rngs" in [each.name for each in parameters] else ""
     if asked:
