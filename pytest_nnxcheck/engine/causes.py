@@ -36,13 +36,13 @@ SHOWN = 4
 """Transforms, and tracers, that explain an exception: the first."""
 
 DEEPEST = 3
-"""How many functions that captured one another are followed to a module."""
+"""The number of functions that captured one another to follow to a module."""
 
 T = TypeVar("T")
 
 
 def captured(subject: Subject) -> tuple[CapturedBy, ...]:
-    """The transforms that the call, made once more, applies to a function which captured a graph node, or that were applied to the call: where, and what."""
+    """The transforms that the call, made once more, applies to a function which captured a graph node, or that were applied to the call."""
     captures: dict[CapturedBy, list[Any]] = {}
     running: list[FrameType] = []
 
@@ -73,7 +73,7 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
 
 
 def line_of(frame: FrameType, caller: FrameType) -> str:
-    """Where a transform was called; of one that made the function of the call itself, where that function begins."""
+    """The line that called a transform; for one that made the function of the call itself, the line where that function begins."""
     if package(caller) != __package__.partition(".")[0]:
         return near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
     values = (frame.f_locals.get(name) for name in frame.f_code.co_freevars)
@@ -129,7 +129,7 @@ def rehearse(
     watching: contextlib.AbstractContextManager[Any],
     look: Callable[[], T],
 ) -> T:
-    """What a look gives after a call of the function, in place of the subject's, on a copy; what that leaves is undone."""
+    """Call the function on a copy, in place of the subject's, and return the result of ``look``. Every change is undone."""
     state, inputs = subject.fresh(), jax.tree.map(copy_leaf, subject.inputs)
     program = subject.for_run(function).program
     with subject.undone(state):
@@ -203,12 +203,12 @@ def captured_node(name: str, node: Any) -> CapturedNode:
 
 
 def is_users(function: Any) -> bool:
-    """Whether a value is a Python function, and none of a library."""
+    """True if a value is a Python function, and none of a library."""
     return inspect.isfunction(function) and not is_library(function.__globals__.get("__name__"))
 
 
 def globals_of(function: FunctionType) -> dict[str, Any]:
-    """What a function takes from the globals, by name. Names of attributes are among its `co_names` as well."""
+    """The globals that a function reads, by name. Its `co_names` have names of attributes as well."""
     read = {step.argval for step in dis.get_instructions(function.__code__) if step.opname == "LOAD_GLOBAL"}
     return {name: value for name, value in function.__globals__.items() if name in read}
 
@@ -223,9 +223,9 @@ def bound_by(function: functools.partial[Any]) -> dict[str, Any]:
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """What a function of the user's captured, and takes from the globals, by name; a bound method captured its ``self``, a partial its arguments.
+    """The values that a user's function captured or reads from the globals, by name; a bound method captured its ``self``, a partial its arguments.
 
-    That of `nnx.jit` is in an object of flax' own.
+    `nnx.jit` keeps the function in an object of flax' own.
     """
     if inspect.ismethod(function):
         return {"self": function.__self__, **closure_of(function.__func__)}
@@ -242,7 +242,7 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 
 def closure_of_wrapped(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The same of the function, or the module, that one with these attributes wraps."""
+    """The values that the wrapped function captured, by name, or the wrapped module; ``attributes`` are those of the wrapper."""
     inner = (attributes or {}).get("__wrapped__")
     if graph.is_graph_node(inner):
         return {"": inner}

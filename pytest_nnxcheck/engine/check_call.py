@@ -128,7 +128,7 @@ def nested(call: Call) -> Checked:
 
 
 def prepared(call: Call) -> tuple[Profile, Reference | None, Nesting | None]:
-    """What a nesting is judged by: the facts of the call, what the same calls do without the nesting, the un-nested program that it is measured by.
+    """Collect the yardsticks of a nesting: facts of the call, results of the same calls without the nesting, the un-nested program to compare memory with.
 
     Raises what the user's code raises under a trace, and `Unfit` where a layer cannot take the call.
     """
@@ -185,7 +185,7 @@ def misfit_of(call: Call, facts: Profile) -> Misfit | None:
 
 
 def reference_of(call: Call) -> Reference | None:
-    """What the same calls do without the nesting, made in the same order; none where they cannot run."""
+    """Make the same calls without the nesting, in the same order; `None` where they cannot run."""
     call.example.compared += 1
     if call.subject.abstract:
         return None
@@ -244,7 +244,7 @@ def run_once(call: Call, facts: Profile, *, alone: bool = False, broken: bool = 
 
 
 def is_for_targets(call: Call) -> bool:
-    """Whether targets compile the program of the nesting, whatever the CPU makes of it: the un-nested jit, one that is replayed, with ``thorough`` all."""
+    """True if targets compile the nesting even if it passes on the CPU: the un-nested jit, one that is replayed, with ``thorough`` all."""
     settings, layers = call.settings, call.nesting.layers
     judged = settings.target and TARGETED & {*settings.invariants}
     if not judged or not layers or not layers[0].row.compiles:
@@ -253,13 +253,13 @@ def is_for_targets(call: Call) -> bool:
 
 
 def wants_targets(ran: Ran, judgement: Judgement) -> bool:
-    """Whether a program broke what targets judge as well."""
+    """True if a program broke an invariant that targets judge as well."""
     broken = {violation.invariant for violation in judgement.violations}
     return bool(ran.call.settings.target and ran.observation.memory and broken & TARGETED)
 
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:
-    """Whether a call of a plain object met a tracer that nothing which is reachable holds: jax keeps it, for a jitted function."""
+    """True if a call of a plain object met a tracer that no reachable object holds: jax keeps it, for a jitted function."""
     return bool(call.subject.opened) and not observation.leaks and refusals.is_tracer_error(observation.error)
 
 

@@ -46,15 +46,15 @@ class Comparison:
     nesting: Nesting
     reference: Reference
     drawn: bool
-    """Whether random numbers may differ: what they decide is not compared."""
+    """True if random numbers may differ: values that depend on them are not compared."""
 
     def differences(self, got: Effect, nudged: Nudged = ()) -> Found:
-        """What the reference did not do, but for what the nudged starts explain; of an un-nested call in the state alone."""
+        """The differences from the reference, without those that nudged starts explain; for an un-nested call in the state alone."""
         state_only = not self.nesting.layers
         return differences(self.reference.wanted, got, nudged, drawn=self.drawn, state_only=state_only)
 
     def beyond_nudge(self, got: Effect, every: Found) -> Found:
-        """Those of all differences that no start a few roundings away explains.
+        """The differences that no start a few roundings away explains.
 
         One start can leave a value where it was by chance: a second moment of Adam is the square of a gradient, which may be noise on both
         sides of zero. So there are several, in opposite directions.
@@ -75,7 +75,7 @@ class Comparison:
         return different
 
     def beyond_fusion(self, different: Found) -> Found:
-        """The differences that are left where XLA fuses no operations of the same program.
+        """The differences that remain where XLA fuses no operations of the same program.
 
         Where two terms cancel to the bit (a published graph network: the `GCN` of jraphx), every start gives zero, and a fused operation, which
         rounds once in place of twice, gives noise, which may lie on the other side of a relu.
@@ -136,29 +136,29 @@ def attributes_dropped(subject: Subject, different: Found, nesting: Nesting) -> 
 
 
 def may_be_fusion(difference: ValueDiffers) -> bool:
-    """Whether the compiler's roundings may be all of a difference: not of an update that was dropped, nor of what became NaN or infinite."""
+    """True if rounding by the compiler may explain a difference: never a dropped update, NaN or infinity."""
     return difference.rounding and difference.label != "dropped"
 
 
 def is_left_behind(difference: ValueDiffers, before: Facts, nesting: Nesting) -> bool:
-    """Whether the call adds a leaf where a layer of ours hands out the leaves that were there before and no others."""
+    """True if the call adds a leaf where a layer of ours hands out the leaves that were there before and no others."""
     return has_functional(nesting) and difference.label == "missing" and difference.path not in before.leaves
 
 
 def has_functional(nesting: Nesting) -> bool:
-    """Whether a layer is functional."""
+    """True if a layer is functional."""
     return any(layer.style == "functional" for layer in nesting.layers)
 
 
 def note_on(kind: FactKind, every: Found, left: Found) -> tuple[Fact, ...]:
-    """A note on the differences that are no longer left."""
+    """A note on the differences that are in ``every`` and not in ``left``."""
     paths = {difference.path for difference in left}
     names = tuple(difference.path for difference in every if difference.path not in paths)
     return (Fact(kind, names),) if names else ()
 
 
 def effect_against(subject: Subject, observation: Observation, wanted: Effect) -> Effect:
-    """What a run returned, and left in its copy of the state, with the names of what its reference returns."""
+    """The output of a run and its copy of the state, with the names of the reference's outputs."""
     return Effect(
         returned=primal(observation.nesting.layers, observation.returned),
         names=names_of(meaning_of(observation.nesting), wanted.structure.names),
@@ -170,7 +170,7 @@ def effect_against(subject: Subject, observation: Observation, wanted: Effect) -
 
 
 def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
-    """Why random numbers differ under vmap: only threefry draws, for each element of a batch of keys, what it draws for the key."""
+    """A note on random numbers that differ under vmap: only threefry draws the same for a key alone and for a key in a batch."""
     if not any(layer.row.axis == "elements" for layer in nesting.layers):
         return None
     leaves = [(subject.path(path), value) for path, value in graph.raw_leaves(subject.state)]
@@ -182,7 +182,7 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
 
 
 def is_returned(difference: ValueDiffers, wanted: Effect, got: Effect) -> bool:
-    """Whether the call returns the new value of a leaf, as one in functional style does: an output lies far nearer to it than the old value."""
+    """True if the call returns the new value of a leaf, as one in functional style does: an output lies far nearer to it than the old value."""
     leaf, old = wanted.after.leaves.get(difference.path), got.before.leaves.get(difference.path)
     if leaf is None or old is None:
         return False

@@ -38,7 +38,7 @@ class Program:
     outputs: Any = None
     """The types of the outputs of an abstract program, each an object of its own."""
     addresses: Mapping[int, int] = field(default_factory=dict)
-    """What takes the place of pointers for an abstract program: a number for each argument and output, by their identity.
+    """A number for each argument and output of an abstract program, by their identity, in place of pointers.
 
     An output that XLA aliases with an argument has the number of that argument.
     """

@@ -45,11 +45,11 @@ class Example:
 
     memo: Memo = field(default_factory=Memo)
     values: Values = field(default_factory=Values)
-    """Which arrays the body was handed without a value."""
+    """The arrays that the body was handed without a value."""
     places: list[Places] = field(default_factory=list)
-    """Those that the calls may change."""
+    """The places that the calls may change."""
     compared: int = 0
-    """How many calls were compared with a reference."""
+    """The number of calls that were compared with a reference."""
     copies: list[tuple[Any, Any]] = field(default_factory=list)
     """Variables, each with what it held before a call that is not checked."""
     unrestored: tuple[Note, ...] = ()
@@ -91,20 +91,20 @@ class Call:
     publish: Listener
     originals: Originals = field(default_factory=Originals)
     known: Known = field(default_factory=Known)
-    """What this call, and earlier ones with its signature, have shown."""
+    """The facts that this call, and earlier ones with its signature, have shown."""
 
     @property
     def memo(self) -> Memo:
-        """What is known of the calls of the test."""
+        """The known facts of the calls of the test."""
         return self.example.memo
 
     def once(self, kind: str, find_out: Callable[[], V], *key: Any) -> V:
-        """What is found out once of all calls with this signature, by its kind and by what else decides it."""
+        """Find out a fact once for all calls with this signature; its kind and ``key`` identify it."""
         known: V = recall(self.known.found, (kind, *key), find_out)
         return known
 
     def tried(self, kind: str, find_out: Callable[[], V], *key: Any) -> V:
-        """The same of what a run or a trace shows that the test did not ask for: what that changes is put back."""
+        """Find out a fact once by a run or a trace that the test did not ask for; every change is put back."""
 
         def undone() -> V:
             with self.subject.undone(self.subject.state):
@@ -118,7 +118,7 @@ class Call:
 
 
 Handed = Literal["own", "inputs", "copy", "traced"]
-"""What a call that is not checked is handed: the user's own objects and inputs; the inputs as arrays of jax; copies of both; or the user's own once the call was traced."""
+"""The arguments of an unchecked call: the user's own objects and inputs; the inputs as arrays of jax; copies of both; or the user's own once the call was traced."""
 
 
 def call_unchecked(
@@ -170,7 +170,7 @@ def with_earlier(call: Call) -> Call:
 
 
 def refuse_a_second(subject: Subject, seen: Originals, example: Example) -> None:
-    """Jax keeps what it met, and compares a second instance with that, as is tried here. Raises `CheckError` where that raises."""
+    """Compare a second instance with the first, as jax does with values that it keeps. Raises `CheckError` where that raises."""
     number_of_call = len(example.places)
     for path, value in seen.compared_by_value:
         first = example.memo.compared_by_value.setdefault((path, number_of_call), value)
@@ -185,9 +185,9 @@ def refuse_a_second(subject: Subject, seen: Originals, example: Example) -> None
 
 
 def made_anew(subject: Subject, example: Example) -> Fact | None:
-    """What the body makes anew for each nesting, by the same code, and a jit that meets both tells apart. `None` where there is nothing.
+    """A note on objects that the same code makes anew for each nesting, and that a jit tells apart. `None` where there are none.
 
-    Of a later call of the body values may be others under another nesting, and so they may where the body has arguments of its own: only what is alike counts.
+    In a later call, or where the body has arguments of its own, values may differ between nestings: then only objects with equal fingerprints count.
     """
     memo, number_of_call = example.memo, len(example.places)
     key = (subject.name, number_of_call)

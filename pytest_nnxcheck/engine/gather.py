@@ -50,18 +50,18 @@ class Ran:
     profile: Profile
     observation: Observation
     reference: Reference | None = None
-    """What the same calls do without the nesting, or an un-nested call without its jits. `None` where no invariant compares values."""
+    """The results of the same calls without the nesting, or of an un-nested call without its jits. `None` where no invariant compares values."""
     baseline: Nesting | None = None
     """The un-nested program that it is measured by. `None` where that cannot take the call."""
 
     @property
     def measured(self) -> bool:
-        """Whether a program was compiled and ran to its end."""
+        """True if a program was compiled and ran to its end."""
         return self.observation.memory is not None and self.observation.error is None
 
 
 def judged(ran: Ran, invariants: tuple[str, ...]) -> Judgement:
-    """What the invariants say of a run; the violations begin with the most serious one, the notes with those on donation, asserted or not.
+    """Judge a run by the invariants; the violations begin with the most serious one, the notes with those on donation, asserted or not.
 
     What several invariants need is gathered before the first of them judges. One that compares values comes alone: whether it is asked
     depends on what those before it say.
@@ -80,7 +80,7 @@ def judged(ran: Ran, invariants: tuple[str, ...]) -> Judgement:
 
 
 def can_judge(row: InvariantRow, observation: Observation, judgement: Judgement) -> bool:
-    """Whether a run shows what an invariant is about.
+    """True if an invariant can judge the run.
 
     Values are compared where the call ended, left no tracers, and broke nothing else; an invariant of the user's own is asked where it ended
     and left none, whatever else broke.
@@ -127,7 +127,7 @@ def program(ran: Ran) -> Program | None:
 
 
 def bound_of(ran: Ran) -> Bound | None:
-    """What the program of the nesting may cost; nothing where none was measured."""
+    """The most bytes that the program of the nesting may take; `None` where none was measured."""
     baseline = un_nested_memory(ran)
     return bound(ran.observation, ran.profile, baseline, ran.call.settings.memory_budget) if baseline else None
 
@@ -160,7 +160,7 @@ def judged_advice(ran: Ran) -> tuple[Advice, ...]:
 
 
 def un_nested(ran: Ran, memory: Memory) -> UnNested:
-    """Where the bytes of the un-nested program are, and advice on them."""
+    """The memory figures of the un-nested program, and advice on them."""
     subject, profile = ran.call.subject, ran.profile
     sizes = Sizes(profile.state.bytes, profile.input_bytes, profile.output.bytes)
     # Not the program's own names, which are in the order of its parameters.
@@ -172,7 +172,7 @@ def un_nested(ran: Ran, memory: Memory) -> UnNested:
 
 
 def growth(ran: Ran) -> Growth | None:
-    """What each further step of the nesting's loop adds to the peak; `None` without one loop, or where it cannot be measured."""
+    """The bytes that each further step of the nesting's loop adds to the peak; `None` without one loop, or where it cannot be measured."""
     call, short, nesting = ran.call, ran.observation.memory, ran.observation.nesting
     loops = [layer for layer in nesting.layers if layer.row.grows]
     if len(loops) != 1 or short is None:
@@ -189,7 +189,7 @@ def growth(ran: Ran) -> Growth | None:
 
 
 def donation(ran: Ran) -> Donation:
-    """What became of donated arrays: of those that the generated jit donates, or of those of jits inside the un-nested call."""
+    """The donated arrays and their fate: those that the generated jit donates, or those of jits inside the un-nested call."""
     call, profile, observation = ran.call, ran.profile, ran.observation
     name, originals = call.subject.path, call.originals
     if not observation.nesting.layers:
@@ -211,13 +211,13 @@ def donation(ran: Ran) -> Donation:
 
 
 def donates(ran: Ran) -> bool:
-    """Whether the program donates its state: the jit at its root was handed it, compiled it, and left nothing behind."""
+    """True if the program donates its state: the jit at its root takes the state, compiled the program, and leaked no tracer."""
     root = ran.observation.nesting.layers[0]
     return root.row.compiles and not root.captures and ran.call.settings.donate != "none" and ran.observation.settled
 
 
 def renewed(ran: Ran) -> frozenset[str]:
-    """The leaves and inputs whose old arrays are of no use when the call has ended: it put others there, or returned what takes their place."""
+    """The leaves and inputs whose old arrays have no use after the call: it put others there, or returned their new values."""
     subject, profile, kept = ran.call.subject, ran.profile, ran.observation.inside.kept
     leaves = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
     if profile is UNKNOWN:
@@ -250,7 +250,7 @@ def held_outside(call: Call) -> Pairs:
 
 
 def second_call(ran: Ran) -> tuple[TypeMoved, ...]:
-    """Find what has another type after the call, so that a jit outside traces a second call again.
+    """Find values that have another type after the call, so that a jit outside traces a second call again.
 
     Gives nothing where the jit does not trace it again, or where no jit outside takes the state. A functional jit takes leaves alone, and
     each call here builds it anew: a functional jit that the user keeps traces again where the types of the leaves differ.
@@ -287,7 +287,7 @@ def differences(ran: Ran) -> Differences:
 
 
 def what_is_not_finite(ran: Ran) -> tuple[NotFinite, ...] | str:
-    """What is not finite, but is finite without the nesting; or the exception that the same calls raise without it."""
+    """The values that are not finite, but are finite without the nesting; or the exception that the same calls raise without it."""
     if ran.reference is None or not ran.observation.nesting.layers:
         return ()
     wanted = ran.reference.wanted
@@ -331,4 +331,4 @@ GATHER: dict[str, Callable[[Ran], Any]] = {
     "not_finite": what_is_not_finite,
     "nested_call": nested_call,
 }
-"""How each need of `invariants.case.Case` is gathered, in this order: what runs or traces the call comes before what only reads it."""
+"""The function that gathers each need of `invariants.case.Case`, in this order: those that run or trace the call come first."""

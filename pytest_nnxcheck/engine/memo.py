@@ -22,33 +22,33 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Known:
-    """What is found out once of all calls with one signature, see `identity.signature`."""
+    """The facts that are found out once for all calls with one signature, see `identity.signature`."""
 
     profile: Profile | None = None
     un_nested: UnNested | None = None
     notes: tuple[Fact, ...] = ()
     """Notes that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
     found: dict[Any, Any] = field(default_factory=dict)
-    """What else is found out once, by its kind: see `engine.example.Call.once`."""
+    """Further facts that are found out once, by their kind: see `engine.example.Call.once`."""
 
 
 @dataclass(slots=True)
 class Memo:
-    """What the calls of one test have shown: a table for each kind of fact."""
+    """The facts that the calls of one test have shown: a table for each kind of fact."""
 
     known: dict[Any, Known] = field(default_factory=dict)
-    """By the signatures of calls."""
+    """Facts by the signatures of calls."""
     evaluated: dict[Any, Evaluated] = field(default_factory=dict)
-    """By the number of a call in the body and all that its result depends on, see `identity.identity`."""
+    """References by the number of a call in the body and all that its result depends on, see `identity.identity`."""
     mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
     """Leaves that lie in a mapped file."""
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
     """The first of the plain objects with arrays that were met under a path by a call of that number."""
     static_parts: dict[Any, dict[str, Any]] = field(default_factory=dict)
-    """What jax compares of the objects that a call of that name and number was handed first."""
+    """The static parts, which jax compares, of the objects that a call of that name and number was handed first."""
     made_anew: dict[Any, Fact] = field(default_factory=dict)
     same_arguments: bool = True
-    """Whether the body is the same each time: no arguments of its own are drawn."""
+    """True if the body is the same each time: no arguments of its own are drawn."""
     own_jits: set[str] = field(default_factory=set)
     """The names of subjects whose plain object keeps a jitted function that captured what it holds."""
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Memo:
     """The body with its arguments that ran last, where each has its own."""
 
     def run_of(self, body: object) -> None:
-        """A body runs: forget what the calls of another one do, which has other arguments.
+        """Forget the calls of a body with other arguments, before this one runs.
 
         No key tells all the ways by which a call may get at an argument, such as a global that the body sets.
         """

@@ -29,11 +29,11 @@ from pytest_nnxcheck.xla.hlo import aliases
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 NEAR = 0.8
-"""Of the limit: from here on the compiler of a TPU is asked again with its default effort. On a slice its fast one may count less, or refuse what fits."""
+"""Share of the limit from which on the compiler of a TPU is asked again with its default effort. On a slice its fast one may count less, or refuse a program that fits."""
 QUICK, DEFAULT = "O0", "default"
 """Efforts of a compiler. That of a TPU is asked with the quick one first: most programs have room, and their verdict needs no better figure."""
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""What else decides how a program is compiled."""
+"""Environment variables that also decide how a program is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Donation:
     names: dict[int, str]
     """Their names, by their numbers among the arguments. An empty leaf has no buffer to donate."""
     lost: frozenset[int]
-    """Those that lose their buffer on the CPU."""
+    """The numbers of the leaves that lose their buffer on the CPU."""
 
     @classmethod
     def of(cls, program: Program) -> Donation:
-        """That of a program which was compiled for the CPU."""
+        """The donation of a program which was compiled for the CPU."""
         names, arguments = dict(enumerate(program.names)), program.traced.arguments
         donated = {number: names.get(number, "") for number in program.traced.donated if arguments[number].size}
         return cls(donated, frozenset(donated.keys() - (kept_buffers(program.compiled.program) or ())))
 
     def told(self, on: OnTarget, compiled: Any) -> OnTarget:
-        """What is said of the program with the leaves that lose their buffer as it was compiled for a target."""
+        """Add the leaves that lose their buffer in the program compiled for a target."""
         kept = kept_buffers(compiled)
         if kept is None:
             return on
@@ -69,7 +69,7 @@ def kept_buffers(compiled: Any) -> set[int] | None:
 
 
 def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
-    """What is said of a program with the totals of its compiler, where it gives some.
+    """Add the totals of the target's compiler, where it gives some.
 
     A peak is jax's ``peak_memory_in_bytes`` on a TPU, from jax 0.7.2 on, else the sum of the totals.
     """
@@ -93,7 +93,7 @@ class OnTargets:
     words: tuple[str, ...]
     """The targets, as they were named."""
     known: dict[str, OnTarget]
-    """What was said of the programs of one test, by the text of the program and what else decides it."""
+    """Results for the programs of one test, by the text of the program and all else that decides them."""
     state: int
     """Bytes of one copy of the state; 0 where copies are not looked for."""
 
@@ -159,7 +159,7 @@ class OnTargets:
         return self._kept(judged, canonical(lowered.as_text()), repr((said, donation.names, sorted(donation.lost))))
 
     def _kept(self, judge: Callable[[], OnTarget], *text: str) -> OnTarget:
-        """What is said of a program, by what decides it: as it was said before, in this process or in the folder of compiled programs."""
+        """Return the kept result of a program, from this process or the folder of compiled programs; else judge it, and keep the result."""
         versions = map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib"))
         environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
         key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()

@@ -34,7 +34,7 @@ MUCH_MORE = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a checked call gives back."""
+    """The result of a checked call."""
 
     output: Any
     """The un-nested output."""
@@ -42,11 +42,11 @@ class Checked:
     error: BaseException | None = None
     """The user's exception, if the call failed."""
     facts: CallFacts = NO_FACTS
-    """What is known of the call, whatever its nesting."""
+    """The known facts of the call, whatever its nesting."""
     run: Observation | None = None
     """The run whose output the caller gets, until that has its structure again."""
     state: Any = None
-    """What the user's objects get the values of, until they have them."""
+    """The state whose values the user's objects get, until they have them."""
 
 
 def checked(ran: Ran, judgement: Judgement) -> Checked:
@@ -62,7 +62,7 @@ def checked(ran: Ran, judgement: Judgement) -> Checked:
 
 
 def concluded(ran: Ran, judgement: Judgement) -> Checked:
-    """The outcome with the output, and the state that the call left.
+    """The outcome with the output, and the state after the call.
 
     Tracers that nobody asserts keep nothing from the user but a state that holds them.
     """
@@ -74,7 +74,7 @@ def concluded(ran: Ran, judgement: Judgement) -> Checked:
 
 
 def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
-    """The verdict, the figures, and what explains them."""
+    """The verdict, the figures, and their explanation."""
     call, observation, bound = ran.call, ran.observation, bound_of(ran)
     notes = (*call.known.notes, *of_targets(observation), *unasserted(ran), *judgement.of_call)
     call.known.notes = tuple(dict.fromkeys(notes))
@@ -93,7 +93,7 @@ def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
 
 
 def evidence(ran: Ran, bound: Bound | None) -> Evidence:
-    """What reports keep of a nesting."""
+    """The figures and facts of a nesting that reports keep."""
     observation, un_nested = ran.observation, un_nested_memory(ran)
     before = un_nested.made if un_nested else ()
     after = marked_as_added(observation.memory.made if observation.memory else (), before)
@@ -125,7 +125,7 @@ def reusable(ran: Ran) -> tuple[str, ...]:
 
 
 def notes_of(judgement: Judgement) -> tuple[Note, ...]:
-    """The notes, and what an invariant of the user's own raised beside a violation of another."""
+    """The notes, and the error of an invariant of the user's own beside a violation of another."""
     return (*judgement.notes, *([str(judgement.error)] if judgement.error else []))
 
 
@@ -180,7 +180,7 @@ def not_judged(call: Call, error: CheckError) -> Checked:
 
 
 def raised(ran: Ran, error: Exception) -> Checked:
-    """A nesting that raised and broke no invariant: what it is not made for, what flax refuses, or the user's own exception."""
+    """The outcome of a nesting that raised and broke no invariant: it cannot take the call, flax refuses it, or the user's code raises."""
     call, observation = ran.call, ran.observation
     if isinstance(error, Unfit):
         return left_out(call, error.misfit)
@@ -194,7 +194,7 @@ def raised(ran: Ran, error: Exception) -> Checked:
 
 
 def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
-    """What a ``vmap`` that raised was handed with an axis."""
+    """The leaves and inputs with an axis that a ``vmap`` that raised was handed."""
     if not maps_written(ran.call.nesting) or isinstance(error, CheckError):
         return ()
     subject, written = ran.call.subject, sorted(ran.profile.state.written, key=str)
@@ -202,7 +202,7 @@ def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
 
 
 def failed(call: Call, error: Exception, observation: Observation, more: tuple[Explanation, ...] = ()) -> Checked:
-    """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
+    """The outcome of the user's own exception, explained in notes; or of flax's, for a thing that its mode cannot do."""
     nesting = call.nesting
     if refusals.is_mode_refusal(error, nesting.mode):
         return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True, facts=more))
@@ -212,7 +212,7 @@ def failed(call: Call, error: Exception, observation: Observation, more: tuple[E
 
 
 def explained(call: Call, error: Exception, observation: Observation) -> tuple[Explanation, ...]:
-    """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
+    """The explanation of the user's exception: the leaked tracers, and the transform that captured a module."""
     if refusals.asks_for_value(error):
         return (ValueAsked(),)
     is_refusal = refusals.is_refusal(error)
@@ -234,7 +234,7 @@ def captured(call: Call, *, leaking: bool = False) -> tuple[Explanation, ...]:
 
 
 def facts_of(call: Call) -> CallFacts:
-    """What is known of the call by now, whatever its nesting."""
+    """The facts of the call that are known by now, whatever its nesting."""
     subject, settings = call.subject, call.settings
     profile, un_nested = call.known.profile, call.known.un_nested
     running = tuple(row.name for row in rows_of(settings.invariants) if row.runs and subject.abstract)

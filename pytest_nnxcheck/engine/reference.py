@@ -33,7 +33,7 @@ Meaning = tuple[str, ...]
 """The layers of a nesting that mean more than the call once, from the outermost inwards."""
 
 NUDGE = 4
-"""How far a nudged reference starts from the real one, in units of the last place."""
+"""The distance of a nudged start from the real one, in units of the last place."""
 
 
 def carried(f: Program, subject: Program, axes: int) -> Program:
@@ -72,14 +72,14 @@ EAGER: dict[str, Callable[[Program, Program, int], Program]] = {
     "repeat": repeated,
     "call first": called_first,
 }
-"""The eager calls that a transform stands for, by `Transform.means`."""
+"""The eager calls that a transform means, by `Transform.means`."""
 
 MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
 """The same by the name of the transform."""
 
 
 def separate(state: Any) -> Any:
-    """The same graph with arrays of its own: a call may donate the arrays that it gets. Of a place, another at the same call."""
+    """The same graph with arrays of its own: a call may donate the arrays that it gets. For a `CallCount`, another with the same count."""
     if isinstance(state, CallCount):
         return CallCount(state.calls)
     graphdef, leaves = flax_modes.split(state)
@@ -96,12 +96,12 @@ def meaning_of(nesting: Nesting) -> Meaning:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the calls start: from the state and the inputs as they are, or a few roundings away."""
+    """The start of the calls: the state and the inputs as they are, or a few roundings away."""
 
     again: bool = False
     """Tells a second run from the first."""
     nudged: bool = False
-    """Whether it is a few roundings of the lowest precision away."""
+    """True if it is a few roundings of the lowest precision away."""
     precision: float = 0.0
     """The distance between one and the next number of the lowest precision that the program computes in."""
     direction: int = 0
@@ -118,7 +118,7 @@ class Start:
     def nudge(self, leaf: Any) -> Any:
         """The array, each element a few units of the last place away, always by the same amount, or by ``precision`` where that is more.
 
-        What that changes, no other order of the same operations can keep.
+        Any other order of the same operations may change the results that this changes.
         """
         if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)):
             return leaf
@@ -136,16 +136,16 @@ AS_IT_IS = Start()
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What was found out of one call: its trajectories, by where they start."""
+    """The facts of one call: its trajectories, by their start."""
 
     jits: bool = True
-    """Whether the jits inside the call are on."""
+    """True if the jits inside the call are on."""
     held: Any = None
-    """What its key names by identity: held, so that no id is used again."""
+    """The objects that its key names by identity: held, so that no id is used again."""
     trajectories: dict[Start, Trajectory] = field(default_factory=dict)
 
     def effect(self, subject: Subject, meaning: Meaning, start: Start = AS_IT_IS) -> Effect:
-        """What the calls of a meaning do, made on a copy; whatever else they touch is put back."""
+        """The effect of the calls of a meaning, made on a copy; whatever else they touch is put back."""
         calls = calls_of(meaning)
         if start not in self.trajectories or not self.trajectories[start].covers(calls):
             with contextlib.nullcontext() if self.jits else jax.disable_jit():
@@ -155,7 +155,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the same calls do without the nesting, or an un-nested call without its jits."""
+    """The effect of the same calls without the nesting, or of an un-nested call without its jits."""
 
     meaning: Meaning
     wanted: Effect
@@ -167,14 +167,14 @@ class Reference:
         return cls(meaning, evaluated.effect(subject, meaning), evaluated)
 
     def from_start(self, subject: Subject, start: Start) -> Effect:
-        """What the same calls do from another start, found out once it is asked for."""
+        """The effect of the same calls from another start, made once it is asked for."""
         return self.evaluated.effect(subject, self.meaning, start)
 
 
 def assembled(meaning: Meaning, returned: Any, before: Facts, last: Step) -> Effect:
-    """The effect of calls that returned this, of which one was the last."""
+    """The effect of calls that returned ``returned`` and ended with ``last``."""
     after, names = last.after, last.structure.names
-    # What the calls left in place is in the state that the other run starts from as well: its old value need not be kept.
+    # A leaf that the calls did not change is in the state that the other run starts from as well: its old value need not be kept.
     kept = {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED}
     output = un_nested(meaning, returned)
     return Effect(returned, names_of(meaning, names), output, last.structure, Facts(kept, {}), after)
@@ -208,7 +208,7 @@ def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: what it returned, with its structure, and what it left in the state."""
+    """One call: its output, with the structure, and the state after it."""
 
     returned: Any
     structure: Structure
@@ -229,11 +229,11 @@ class Trajectory:
     error: Exception | None = None
 
     def covers(self, calls: int) -> bool:
-        """Whether it says what so many calls do."""
+        """True if it has the results of so many calls."""
         return self.error is not None or len(self.steps) >= calls
 
     def effect(self, meaning: Meaning) -> Effect:
-        """What the calls of a meaning do."""
+        """The effect of the calls of a meaning."""
         if calls_of(meaning) > len(self.steps):
             return Effect(error=self.error)
         place = CallCount()
@@ -243,12 +243,12 @@ class Trajectory:
 
 @dataclass(slots=True)
 class CallCount:
-    """How many calls of a trajectory were made: stands for a state where calls are put together."""
+    """The number of calls of a trajectory so far: takes the place of a state where calls are put together."""
 
     calls: int = 0
 
     def advance(self) -> int:
-        """Make a call; its number, from zero."""
+        """Make a call, and return its number, from zero."""
         self.calls += 1
         return self.calls - 1
 
@@ -261,7 +261,7 @@ def calls_of(meaning: Meaning) -> int:
 
 
 def donated(arrays: Any, facts: Facts) -> bool:
-    """Whether some of these arrays, or of a state's, were donated since."""
+    """True if some of these arrays, or of a state's, were donated since."""
     values = [*jax.tree.leaves(arrays), *(leaf.value for leaf in facts.leaves.values())]
     return any(isinstance(value, jax.Array) and value.is_deleted() for value in values)
 

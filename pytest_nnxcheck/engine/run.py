@@ -34,7 +34,7 @@ from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 UNUSABLE = "Some donated buffers were not usable"
-"""How jax begins its warning of donation that XLA cannot use."""
+"""The beginning of jax's warning of donation that XLA cannot use."""
 
 
 def observe(
@@ -111,7 +111,7 @@ def ended(
     error: Exception | None,
     tracers: tuple[Found, ...],
 ) -> Observation:
-    """The observation of a nesting that was run, or staged, and has ended; what it left behind is put back."""
+    """The observation of a nesting that was run, or staged, and has ended. After leaked tracers, or an exception under layers, changed objects are put back."""
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Leak, ...] = ()
@@ -149,7 +149,7 @@ def with_arrays(
     given: list[Leaf],
     successors: dict[str, tuple[str, Any]],
 ) -> Observation:
-    """The observation of a nesting that ran well, with what became of the arrays that it was handed.
+    """The observation of a nesting that ran well, with the fate of the arrays that it was handed.
 
     ``given`` are those that it donates, ``successors`` the outputs that are new values of inputs.
     """
@@ -176,7 +176,7 @@ def with_arrays(
 def donated_inside(
     subject: Subject, went_in: dict[Path, Any], inputs: tuple[Any, ...], came_out: dict[Path, Any], output: Any
 ) -> InnerDonation:
-    """What a jit inside the un-nested call donated of what that was handed."""
+    """The arguments of the un-nested call that a jit inside it donated."""
     handed = {subject.path(path): array for path, array in went_in.items()}
     handed |= zip(subject.input_names, inputs, strict=False)
     left = {subject.path(path): array for path, array in came_out.items()}
@@ -197,7 +197,7 @@ def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tup
 
 
 class Stopped(Exception):
-    """The jit outside has its program, and that is all that was asked for."""
+    """Raised when the jit outside has its program, to end the call."""
 
 
 def stopping(root: Root, look: Callable[[StagedJit], object], length: int = LENGTH) -> Callable[[Any], None]:
@@ -230,7 +230,7 @@ def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, l
 
 
 def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: str, after: Any) -> bool:
-    """Whether a nesting is traced again for the state ``after`` its first call. Whatever the traces touch is put back."""
+    """True if a nesting is traced again for the state ``after`` its first call. Whatever the traces touch is put back."""
     traces: list[int] = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:

@@ -41,14 +41,14 @@ class Staged:
     arguments: tuple[Any, ...]
     """The leaves of the state, and the inputs."""
     traced: Any = None
-    """What jax traced: a function of ``arguments`` that gives the output and the new leaves of the state. None where the trace raised."""
+    """The trace by jax: a function of ``arguments`` that gives the output and the new leaves of the state. None where the trace raised."""
     error: Exception | None = None
     graph: Any = None
     """The graph of the state after the call; None where flax cannot take that apart, or where it holds tracers."""
     leaks: tuple[Found, ...] = ()
     """The tracers of traces that had ended when this one did."""
     clean: bool = False
-    """Whether the trace leaked no tracer, and changed no module that a layer must not touch."""
+    """True if the trace leaked no tracer, and changed no module that a layer must not touch."""
 
     @property
     def types(self) -> tuple[Any, Any]:
@@ -81,7 +81,7 @@ def stage(
         finally:
             leaks.extend(guards.dead(module, ours))
         after = None
-        with contextlib.suppress(TypeError, ValueError):  # flax has no place for what the call left
+        with contextlib.suppress(TypeError, ValueError):  # flax has no place for what the call put there
             graph, after = (None, None) if leaks else flax_modes.split(module)
             # An attribute that a run would have given an array has a tracer of ours now.
             ended.append((graph, holds_beside(module, jax.tree.leaves(after), guards.earlier)))
@@ -115,19 +115,19 @@ def stage(
 
 @dataclass(slots=True)
 class Values:
-    """Which values of nestings that are only traced a test has, and needs."""
+    """The values of nestings that are only traced: those that a test has, and needs."""
 
     needed: bool = False
-    """Whether the test reads values, so that they have to be computed."""
+    """True if the test reads values, so that they have to be computed."""
     stand_ins: dict[int, Any] = field(default_factory=dict)
     """The arrays without values that the present example was handed, by their identity."""
 
     def computed(self, array: Any) -> bool:
-        """Whether an array is none of the stand-ins."""
+        """True if an array is none of the stand-ins."""
         return id(array) not in self.stand_ins
 
     def lack(self, subject: Subject) -> bool:
-        """Whether something that the call is handed has no value."""
+        """True if something that the call is handed has no value."""
         if not self.stand_ins:
             return False
         held = [*raw_leaves(subject.state), *attributes(subject.state)]
@@ -135,13 +135,13 @@ class Values:
         return not all(map(self.computed, arrays))
 
     def require(self, subject: Subject) -> None:
-        """What the call is handed must have values. Raises `uncomputed.ValuesNeeded`."""
+        """Raise `uncomputed.ValuesNeeded` if something that the call is handed has no value."""
         if self.lack(subject):
             raise uncomputed.ValuesNeeded
 
 
 def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:
-    """Whether a trace of the nesting can tell that it holds: not where values, the runtime, or donation inside the call may break it."""
+    """True if a trace of the nesting can show that it holds: not where values, the runtime, or donation inside the call may break it."""
     runs = (
         any(row.values for row in rows_of(settings.invariants))
         or settings.nesting is not None
@@ -151,7 +151,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         runs
         # The memory and the donation of a jit outside are those of its compiled program.
         or (nesting.layers and nesting.layers[0].row.compiles)
-        # The trace is that of a jit of ours, which the call need not stand where the test leaves jit out.
+        # The trace is that of a jit of ours, which the call need not survive where the test leaves jit out.
         or JIT not in settings.transforms
         # Without values nothing is run anyway: `run.observe` judges the trace.
         or subject.abstract
@@ -163,7 +163,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or any(layer.row.on_mesh for layer in nesting.layers)
         # Options such as `jax_debug_nans` look at values.
         or staging.checks_values()
-        # Two plain calls have no transform of which a trace could show that it holds.
+        # Two plain calls have no transform that a trace could check.
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
 
@@ -173,9 +173,9 @@ FEW = 8
 
 
 def is_small(subject: Subject, facts: Profile, values: Values) -> bool:
-    """Whether an un-nested call is run although a trace tells that it holds: code may raise on arrays that passes in a trace, and to run it costs little.
+    """True if an un-nested call is run although a trace shows that it holds: code may raise on arrays that passes in a trace, and to run it costs little.
 
-    Not where it is handed stand-ins: their values would have to be computed first.
+    False if it is handed stand-ins: their values would have to be computed first.
     """
     return facts.program.operations <= FEW and not values.lack(subject)
 
@@ -193,7 +193,7 @@ def observe(
         return None
     try:
         output, after = compute(staged, programs) if values.needed else hand_out(staged, values)
-    except Exception:  # noqa: BLE001 - what a program without values cannot tell, a run does
+    except Exception:  # noqa: BLE001 - a run decides where a program without values cannot
         return None
     subject.output_tree.arrays = output
     if walk(subject.output_tree.roots()).tracers:  # in a tree that refuses types, see `OutputTree.roots`
@@ -240,7 +240,7 @@ def compute(staged: Staged, programs: SharedPrograms) -> tuple[Any, Any]:
 
 
 def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation | None:
-    """What a nesting computes as one program in which XLA fuses no operations; `None` where it cannot be told.
+    """The result of a nesting as one program in which XLA fuses no operations; `None` where that cannot be compiled.
 
     The trace is that of the nesting: only the order in which floats are rounded is another.
     """
@@ -253,7 +253,7 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
             staged = stage(subject, facts, nesting, Guards(subject), axes=True)
             returned, after = staged.traced.lower().compile(compiler_options=options)(*staged.arguments)
             state = nnx.merge(staged.graph, after)
-    except Exception:  # noqa: BLE001 - what cannot be told so is told by the run
+    except Exception:  # noqa: BLE001 - the run decides where this program cannot
         return None
     return Observation(
         nesting,
