@@ -1,4 +1,4 @@
-"""A call of the user's, taken apart: which of its arguments are graph nodes, which arrays, and what its output is made of."""
+"""Take a call of the user's apart: the graph nodes and arrays among its arguments, and the parts of its output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Subject:
-    """Take a call apart; ``owner`` is what the user calls the object that the subject is a method of.
+    """Take a call apart; ``owner`` is the user's name for the object that the subject is a method of.
 
     Raises `CheckError` for a subject that is not callable and for inputs that no transform can take.
     """
@@ -98,7 +98,7 @@ class Parts:
 def unwrap(
     subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]:
-    """The function behind a module, a bound method or a partial; what they hold, put among its arguments; names of those."""
+    """The function behind a module, a bound method or a partial; its arguments, with those that they hold; the names of the arguments."""
     if not callable(subject):
         raise CheckError(
             f"nnx_wrap got {type(subject).__name__}, which is not callable: "
@@ -117,7 +117,7 @@ def unwrap(
 
 
 def holds_arguments(subject: Any) -> bool:
-    """Whether arguments of the call are in an `nnx.cached_partial`."""
+    """True if arguments of the call are in an `nnx.cached_partial`."""
     while isinstance(subject, functools.partial):
         subject = subject.func
     return graph.cached_partial(subject) is not None
@@ -144,7 +144,7 @@ def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
 
 
 def name_of(path: Any, labels: list[str]) -> str:
-    """What the user calls a leaf of ``(args, kwargs)``: ``batch['x']``."""
+    """The user's name for a leaf of ``(args, kwargs)``: ``batch['x']``."""
     root = labels[path[1].idx] if path[0].idx == 0 else str(path[1].key)
     return root + jax.tree_util.keystr(path[2:])
 
@@ -162,7 +162,7 @@ def node_name(nodes: dict[str, Any], label: str, node: Any) -> str:
 
 
 def refuse(label: str, leaf: Any) -> None:
-    """What is read once cannot be handed to a call that is made many times. Raises `CheckError`."""
+    """Raise `CheckError` for an iterator: it can be read once, and the call is made many times."""
     if isinstance(leaf, Iterator):
         raise CheckError(
             f"{label} is a {type(leaf).__name__}, which can be read once, and the call is made under every nesting: "
@@ -171,7 +171,7 @@ def refuse(label: str, leaf: Any) -> None:
 
 
 def refuse_hijax(label: str, variables: list[tuple[Path, Any]]) -> None:
-    """The value of a hijax Variable is no attribute that a copy could be given. Raises `CheckError`."""
+    """Raise `CheckError` for a hijax Variable: its value is no attribute that a copy could be given."""
     path = next((path for path, variable in variables if is_hijax(variable)), None)
     if path is not None:
         raise CheckError(
@@ -233,7 +233,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
 
 
 def labelled(program: Callable[..., Any], function: Any) -> None:
-    """Rename the program of a subject's function, so that its frames can be told from those of other subjects."""
+    """Rename the program of a subject's function, to tell its frames from those of other subjects."""
     code = getattr(function, "__code__", None)
     where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
     name = f"{PROGRAM}{getattr(function, '__qualname__', '')} at {where}"

@@ -20,13 +20,13 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 def plain_leaves(state: Any) -> list[Any]:
-    """What the modules hold beside Variables: arrays in a plain dict, say, which `nnx.jit` of flax 0.10 hands back as well."""
+    """The values that the modules hold beside Variables: arrays in a plain dict, say, which `nnx.jit` of flax 0.10 hands back as well."""
     return [leaf for _, value in graph.attributes(state) for leaf in jax.tree.leaves(value)]
 
 
 def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
-    """What tells where a tracer is: in a Variable or a plain value of a graph node, in another object that a node holds, outside of them, or in
-    what the call returned alone.
+    """Make a function that locates a tracer: in a Variable or a plain value of a graph node, in another object that a node holds, outside of them, or in
+    the output alone.
     """
     plain = {id(leaf) for leaf in plain_leaves(state)}
     output = subject.output_tree.roots()

@@ -36,7 +36,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True)
 class Originals:
-    """What is known of the user's own objects."""
+    """The known facts of the user's own objects."""
 
     held: tuple[Leak, ...] = ()
     """Tracers that they held before the call; nothing else is known of them then."""
@@ -61,8 +61,8 @@ class Originals:
 def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps: bool) -> Originals:
     """Look at the user's own objects; ``uncomputed`` has the ids of arrays without a value.
 
-    What lies in memory that is not jax' own is told where the call ``donates``; ``maps`` says whether mapped files are looked for as well.
-    Raises `CheckError` for arrays that are deleted, tracers of a trace that may be under way, and what flax cannot split.
+    Arrays in memory that is not jax' own are reported where the call ``donates``, those in mapped files only if ``maps``.
+    Raises `CheckError` for arrays that are deleted, tracers of a trace that may be under way, and objects that flax cannot split.
     """
     inputs = list(zip(subject.input_names, subject.inputs, strict=False))
     roots = [*subject.roots(subject.state), *inputs]
@@ -130,7 +130,7 @@ def refuse_deleted(arrays: Iterable[tuple[str, Any]]) -> None:
 
 
 def in_mapped_file(name: str, leaves: Iterable[tuple[str, Any]]) -> InMappedFile | None:
-    """The leaves that lie in a mapped file: a copy is checked, which does not. `None` where none does."""
+    """The leaves that lie in a mapped file; the copies that are checked do not. `None` where none does."""
     starts = [(path, start) for path, array in leaves for start, _ in byte_ranges(array)]
     mapped = in_mapped_files(starts, spans_of_process() if starts else [])
     if not mapped:

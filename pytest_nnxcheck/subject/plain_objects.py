@@ -94,7 +94,7 @@ register_pytree_with_keys(Bare, _keys_of_bare, lambda aux, values: Bare(aux[0], 
 
 
 def is_leaf(value: Any) -> bool:
-    """What `open_up` looks at as a whole."""
+    """True if `open_up` looks at a value as a whole."""
     return isinstance(value, nnx.State) or graph.is_graph_node(value)
 
 
@@ -133,7 +133,7 @@ def _counts(value: Any, also_numpy: bool) -> bool:
 
 
 def _may_open(value: Any) -> bool:
-    """Whether an object is the user's data: no class, no member of an enum, of a library's what holds state alone."""
+    """True if an object is the user's data: no class, no member of an enum; an object of a library only if it holds state."""
     cls = type(value)
     if isinstance(value, type | enum.Enum | jax.Array) or graph.is_graph_node(value):
         return False
@@ -145,7 +145,7 @@ def _may_open(value: Any) -> bool:
 
 
 def _fields(value: Any) -> list[tuple[tuple[str, Any], Any]]:
-    """What an object holds, read without running its code."""
+    """The attributes and items of an object, read without running its code."""
     stored = layout(type(value))
     own = stored.read(value) or {}
     contents: list[tuple[tuple[str, Any], Any]] = [(("attribute", name), held) for name, held in own.items()]
@@ -210,7 +210,7 @@ def _undoing(holder: Any, field: tuple[str, Any], old: Any, new: Any) -> Callabl
 
 
 def _content(value: Any) -> Any:
-    """What a container holds, by identity."""
+    """The content of a container, by identity."""
     leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=graph.is_graph_node)
     return [id(leaf) for leaf in leaves], treedef
 

@@ -1,4 +1,4 @@
-"""What one abstract evaluation of the un-nested call tells: output shapes, and what the call does to the state.
+"""Evaluate the un-nested call abstractly, once: output shapes, and the effect of the call on the state.
 
 Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
 """
@@ -30,21 +30,21 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the un-nested call returns."""
+    """The output of the un-nested call."""
 
     types: tuple[jax.ShapeDtypeStruct, ...] = ()
     names: tuple[str, ...] = ()
     """The places of its arrays in what the user's function returns."""
     plain: bool = False
-    """Whether jax alone gives it its structure: arrays and numbers, in containers that jax knows."""
+    """True if jax alone gives it its structure: arrays and numbers, in containers that jax knows."""
     opened: tuple[tuple[str, Any], ...] = ()
     """The classes of the objects in it that jax knows nothing of, with their fields."""
     origins: tuple[frozenset[int], ...] = ()
-    """For each array the numbers of the inputs that go into it."""
+    """The numbers of the inputs that go into each array."""
     handed_out: tuple[int | None, ...] = ()
-    """For each array the number of the input that it is as it came in."""
+    """The number of the input that each array is, unchanged; None for an array that is none."""
     bytes: int = 0
-    """Those of whole arrays, on several devices too: only a compiled program shows how outputs are sharded."""
+    """The bytes of whole arrays, on several devices too: only a compiled program shows how outputs are sharded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Retyped:
 
 @dataclass(frozen=True, slots=True)
 class StateUse:
-    """What the un-nested call does to its state."""
+    """The effect of the un-nested call on its state."""
 
     paths: tuple[Path, ...] = ()
     """Every leaf, in the order in which jax flattens the state."""
@@ -81,7 +81,7 @@ class StateUse:
     replaced: tuple[Path, ...] = ()
     """The Variables in whose place it puts another Variable."""
     restructured: bool = False
-    """Whether it sets attributes that are no arrays."""
+    """True if it sets attributes that are no arrays."""
     unused: tuple[int, ...] = ()
     """The numbers of the leaves that it neither reads nor writes: it hands them on as they are, and nothing else needs them."""
     in_one_array: tuple[tuple[Path, Path], ...] = ()
@@ -127,7 +127,7 @@ UNKNOWN = Profile()
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a module holds beside the values of its leaves, at one moment of the call."""
+    """The content of a module without the values of its leaves, at one moment of the call."""
 
     statics: tuple[Any, ...]
     variables: dict[Path, Any]
@@ -152,11 +152,11 @@ class Evaluation:
     after: dict[Key, Any]
     sources: flow.Sources
     origins: tuple[int, ...]
-    """For each of its outputs the arguments that go into it, as bits of a number."""
+    """The arguments that go into each output, as bits of a number."""
     structures: tuple[Structure, Structure]
-    """Those of the module before and after the call."""
+    """The structures of the module before and after the call."""
     poisoned: bool
-    """Whether the call left tracers outside of the leaves."""
+    """True if the call leaked tracers outside of the leaves."""
     program: CallProgram
 
 
@@ -215,7 +215,7 @@ def evaluated(subject: Subject) -> Evaluation:
 
 
 def output_of(subject: Subject, evaluation: Evaluation) -> Output:
-    """What the call returns."""
+    """The output of the call."""
     tree, leaves, inputs = subject.output_tree, len(evaluation.before), range(len(subject.inputs))
     sources = evaluation.sources[: len(evaluation.out)]
     return Output(
@@ -232,7 +232,7 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
 
 
 def state_of(evaluation: Evaluation) -> StateUse:
-    """What the call does to its state."""
+    """The effect of the call on its state."""
     jaxpr, before, after = evaluation.jaxpr, evaluation.before, evaluation.after
     outputs, (old, new) = len(evaluation.out), evaluation.structures
     came_from = dict(zip(after, evaluation.sources[outputs:], strict=True))
@@ -308,6 +308,6 @@ def relabelled(
 
 
 def devices(array: Any) -> int:
-    """Devices that an array lies on; one where that is not said."""
+    """The number of devices that an array lies on; one where it has no sharding."""
     sharding = getattr(array, "sharding", None)
     return sharding.num_devices if isinstance(sharding, jax.sharding.Sharding) else 1

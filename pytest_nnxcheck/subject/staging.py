@@ -42,7 +42,7 @@ def on_arrays(
 def in_users_words(traced: Callable[..., Any], subject: Subject) -> Callable[..., Any]:
     """``traced(state, *inputs)`` under the name, the file and the line of the user's function, with the user's names for the arguments.
 
-    By what `inspect.unwrap` and `inspect.signature` follow, which jax asks.
+    It sets the attributes that `inspect.unwrap` and `inspect.signature` follow, which jax asks.
     """
 
     def call(state: Any, *inputs: Any) -> Any:
@@ -78,7 +78,7 @@ def identifiers(labels: tuple[str, ...]) -> Iterator[str]:
 
 
 def numbered(state: Any) -> Iterator[tuple[Key, Any]]:
-    """The leaves of a state, told apart where one Variable holds several arrays."""
+    """The leaves of a state, each with its path and its number among the arrays of one Variable."""
     seen: Counter[Path] = Counter()
     for path, leaf in graph.flat_state(state):
         yield (path, seen[path]), leaf

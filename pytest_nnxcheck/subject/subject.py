@@ -38,7 +38,7 @@ class Nodes(nnx.Module):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a leaf of the call's arguments comes from: a graph node by name, or an input by number."""
+    """The source of a leaf of the call's arguments: a graph node by name, or an input by number."""
 
     node: str | None = None
     input: int | None = None
@@ -53,14 +53,14 @@ class OutputTree:
     arrays: tuple[Any, ...] = ()
     """The arrays; until the program has ended their types."""
     plain: bool = False
-    """Whether jax alone gives the output its structure: arrays and numbers, in containers that jax knows."""
+    """True if jax alone gives the output its structure: arrays and numbers, in containers that jax knows."""
     opened: tuple[tuple[str, Any], ...] = ()
     """The classes of the objects in it that were opened, with their fields."""
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
     """Gives arrays the structure of the output."""
 
     def roots(self) -> list[tuple[str, Any]]:
-        """Where the walk begins over what the caller gets: a module, a static field of a tree, keep more than arrays."""
+        """The roots of the walk over the output: a module, a static field of a tree, keep more than arrays."""
         # A tree of the user's own may refuse types in the place of arrays: it is looked at when the program has ended.
         with contextlib.suppress(Exception):
             return [("output", self.rebuild(self.arrays))]
@@ -73,7 +73,7 @@ class Subject:
 
     name: str
     function: Callable[..., Any]
-    """What the user calls."""
+    """The function that the user calls."""
     program: Callable[..., tuple[Any, ...]]
     """``program(state, *inputs)`` calls it and returns a flat tuple of arrays. Every run and every trace takes a program of its own, see `for_run`."""
     program_of: Callable[[Callable[..., Any], OutputTree], Callable[..., tuple[Any, ...]]]
@@ -90,7 +90,7 @@ class Subject:
     output_tree: OutputTree
     """Gives the arrays of ``program`` the structure that the user returned."""
     abstract: bool
-    """Whether its arrays have no values: nothing is run."""
+    """True if its arrays have no values: nothing is run."""
     labels: Mapping[str, str]
     """The user's words for ``names``."""
     opened: tuple[tuple[str, Any], ...]
@@ -98,12 +98,12 @@ class Subject:
     code: Any
     """Tells the code and the static values of this call from another's."""
     plain: bool = False
-    """Whether jax alone takes the arguments apart."""
+    """True if jax alone takes the arguments apart."""
     partial: bool = False
-    """Whether some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
+    """True if some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
 
     def split(self) -> tuple[Any, Any]:
-        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref`."""
+        """The definition of the graph, and its leaves. Raises `CheckError` for a `jax.Ref`, and for an array outside a Variable before flax 0.12, which works eagerly only."""
         try:
             graphdef, leaves = flax_modes.split(self.state)
         except (TypeError, ValueError) as error:
@@ -122,7 +122,7 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """What the frames of its program are called."""
+        """The name of the frames of its program."""
         return str(self.program.__code__.co_qualname)
 
     def fresh(self) -> Any:
@@ -136,7 +136,7 @@ class Subject:
             return tuple(range(len(self.input_names)))
         names = [re.match(r"\w*", label)[0] for label in self.input_names]  # type: ignore[index]
         first, *wanted = donate.split(",")
-        if wanted and first in names:  # an argument of the name that stands for the state of the modules
+        if wanted and first in names:  # an argument of the name that means the state of the modules
             wanted.append(first)
         for word in wanted:
             if word not in names:
@@ -151,7 +151,7 @@ class Subject:
         return spell(self.labels[self.names[0]], path)
 
     def roots(self, state: Any) -> list[tuple[str, Any]]:
-        """Where the walk over a copy of the state begins: the graph nodes under the user's names, what else was handed in (a callback, a configuration), then the code."""
+        """The roots of the walk over a copy of the state: the graph nodes under the user's names, other arguments (a callback, a configuration), then the code."""
         nodes = (
             [(self.labels[name], getattr(state, name)) for name in self.names]
             if isinstance(state, Nodes)
@@ -162,7 +162,7 @@ class Subject:
     def tracers(
         self, state: Any, earlier: Walk | None = None, matters: Callable[[Found], bool] = lambda _: True
     ) -> tuple[Found, ...]:
-        """The tracers that are reachable from a copy of the state, the rest of what was handed in, the code, and what was returned, and that matter; ``earlier`` is a walk that found none."""
+        """The tracers that matter, and are reachable from a copy of the state, other arguments, the code, or the output; ``earlier`` is a walk that found none."""
         roots = [*self.roots(state), *self.output_tree.roots()]
         return without_garbage(lambda: tracers_since(earlier, roots, matters))
 
@@ -186,7 +186,7 @@ class Subject:
 
 
 def ref_refused(path: str) -> str:
-    """Why a mutable array of jax cannot be checked: it cannot be copied for each nesting, nor returned by a program."""
+    """The message on a mutable array of jax: it cannot be copied for each nesting, nor returned by a program."""
     return f"{path} is a mutable array of jax (jax.Ref), which is not supported: keep the array in an nnx.Variable without ref=True"
 
 
@@ -202,7 +202,7 @@ def function_name(function: Any) -> str:
 
 
 def is_plain(output: Any) -> bool:
-    """Whether an output is made of arrays and numbers, in containers that jax knows."""
+    """True if an output is made of arrays and numbers, in containers that jax knows."""
     leaves = jax.tree.leaves(output, is_leaf=graph.is_graph_node)
     return all(is_array(leaf) or isinstance(leaf, NUMBERS) for leaf in leaves)
 
@@ -272,7 +272,7 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
         return tuple(values), rebuild
     if is_array(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
-    # Where no transform has to hand it out, what it keeps is looked at as what a module keeps.
+    # Where no transform has to hand it out, the walk looks at its content as at that of a module.
     if variables.is_tracing() and walk([("", leaf)]).tracers:
         raise Unfit(Misfit("hidden arrays", type(leaf).__name__))
     return (), lambda _: leaf

@@ -1,4 +1,4 @@
-"""Why a jit traces again: what a call leaves in another type, what the same code makes anew each time, the jits inside that are made anew."""
+"""The reasons why a jit traces again: state with another type after a call, objects and inner jits that the same code makes anew each time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-# --- what a jit compiles for, and a call replaces
+# --- types and attributes that a jit compiles for, and a call replaces
 
 
 def moved(subject: Subject, before: Any, after: Any) -> tuple[TypeMoved, ...]:
-    """What a jit compiles for, and is other in the state after a call: attributes first, then the types of leaves. Never empty."""
+    """The static parts of the state that differ after a call, so that a jit compiles again: attributes first, then the types of leaves. Never empty."""
     return (*attributes_moved(subject, before, after), *types_moved(subject, before, after)) or (TypeMoved(),)
 
 
@@ -55,7 +55,7 @@ def typed(leaf: Any) -> str:
 
 
 def weak(leaf: Any) -> bool:
-    """Whether a leaf is a number of Python's, or was made of one."""
+    """True if a leaf is a number of Python's, or was made of one."""
     return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
 
 
@@ -63,7 +63,7 @@ def weak(leaf: Any) -> bool:
 
 
 def static_parts(subject: Subject) -> dict[str, Any]:
-    """What a jit compares of what a call is handed beside the types of arrays, by name."""
+    """The parts of a call's arguments that a jit compares beside the types of arrays, by name."""
     attributes = {path: value for path, value in graph.attributes(subject.state) if not str(path[-1]).isdigit()}
     # In a list with modules are items that are none: flax takes the list apart. Those of an `nnx.List` are attributes, named by digits, as well.
     nodes = [(tuple(path), value) for path, value in flax_modes.iter_graph(subject.state)]
@@ -80,12 +80,12 @@ def static_parts(subject: Subject) -> dict[str, Any]:
 
 
 def is_upkeep(key: Any, value: Any) -> bool:
-    """Whether flax keeps an attribute for itself, or a jit takes it for data."""
+    """True if flax keeps an attribute for itself, or a jit takes it for data."""
     return str(key).startswith(UPKEEP) or is_array(value) or isinstance(value, nnx.State)
 
 
 def other_parts(first: Mapping[str, Any], now: Mapping[str, Any], *, by_value: bool) -> Iterator[str]:
-    """The parts that are not equal to those of the same name, though the same code made them: each with what it is. Not what differs ``by_value`` unless that is asked for."""
+    """The parts that are not equal to those of the same name, though the same code made them, each with its description. With ``by_value`` also those that other code or other values made."""
     for name, value in now.items():
         if name not in first or equal(first[name], value, unknown=True, typed=True):
             continue
@@ -105,7 +105,7 @@ def smallest_parts(name: str, one: Any, other: Any) -> Iterator[str]:
 
 
 def items_of(value: Any) -> dict[Any, Any]:
-    """The items of a container of Python's, by field, number or key; nothing for what is none."""
+    """The items of a container of Python's, by field, number or key; empty for any other value."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, tuple | list):
@@ -123,7 +123,7 @@ def described(value: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in a message: of an object that is no plain value the type alone, whose text may be an address."""
+    """A value in a message; an object that is no plain value, whose text may be an address, by its type alone."""
     plain = value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple | list)
     return f"{value!r:.60}" if plain else f"a {type(value).__name__}"
 
@@ -141,9 +141,9 @@ class JitTrace:
 
 
 def jits_traced_again(subject: Subject) -> tuple[JitTracedAgain, ...]:
-    """The functions that the second of two calls traces for the same types as the first one; none where that leaves the state in other types.
+    """The functions that the second of two calls traces for the same types as the first one; none where a call changes the types of the state.
 
-    Both calls are made in one abstract evaluation, on the same module: what is kept there, or in a global, is there for the second one.
+    Both calls are made in one abstract evaluation, on the same module: the second one finds a jit that is kept there, or in a global.
     """
     first, second = traces_of_two_calls(subject)
     again = [(trace, called) for trace, called in second if trace in {trace for trace, _ in first}]
@@ -161,7 +161,7 @@ Traces = list[tuple[JitTrace, str]]
 
 
 def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
-    """What the jits inside a call trace in the first of two, and in the second."""
+    """The traces by jits inside a call in the first of two calls, and in the second."""
     subject = subject.for_run()
     traces: tuple[Traces, Traces] = [], []
     types: list[Any] = []
@@ -183,13 +183,13 @@ def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
 
 
 def types_of(module: Any) -> Any:
-    """What a jit that is handed a module compiles for."""
+    """The static parts and types of a module that a jit compiles for."""
     graphdef, leaves = flax_modes.split(module)
     return graphdef, [*map(full_type, jax.tree.leaves(leaves))]
 
 
 def full_type(leaf: Any) -> tuple[str, Any]:
-    """The type of an array, and whether that gives way to another in a sum; of what is no array the class."""
+    """The type of an array, and whether that gives way to another in a sum; for other values the class."""
     return describe(leaf), getattr(leaf, "weak_type", None)
 
 
@@ -201,7 +201,7 @@ def note(noted: Traces, jit: FrameType, caller: FrameType, by_library: bool) -> 
 
 
 def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
-    """What the frame of a jit tells of the function that it traces, and the line that calls the jit."""
+    """The function that a jit traces, as its frame shows, and the line that calls the jit."""
     held = jit.f_locals
     function = plain(held.get("fun"))
     code = getattr(function, "__code__", None)
@@ -212,7 +212,7 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
 
 
 def plain(function: Any) -> Any:
-    """The function that the user wrote, inside of what transforms and partials made of it."""
+    """The function that the user wrote, without the transforms and partials around it."""
     inner = inspect.unwrap(function) if callable(function) else function
     inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__func__", inner)
     return inner if inner is function else plain(inner)

@@ -1,4 +1,4 @@
-"""What a call trains: the parameters that ``grad`` differentiates by, and updates that do not reach them."""
+"""The training that a call does: the parameters that ``grad`` differentiates by, and updates that do not reach them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What the un-nested call trains, and whether it keeps what it trained."""
+    """The leaves that the un-nested call trains, and the updates that it drops."""
 
     parameters: frozenset[Path] = frozenset()
     """The leaves that ``grad`` differentiates by."""
@@ -38,7 +38,7 @@ class Training:
 def training(
     subject: Subject, jaxpr: Any, before: Mapping[Key, Any], out: tuple[Any, ...], changed: frozenset[Path]
 ) -> Training:
-    """What the un-nested call trains, whose jaxpr takes the leaves ``before``, whose outputs have the types ``out``, and that changes some leaves."""
+    """Find the training of the un-nested call; its jaxpr takes the leaves ``before``, its outputs have the types ``out``, and it changes the leaves ``changed``."""
     parameters = differentiable(subject, before)
     of_parameters = [leaf for (path, _), leaf in before.items() if path in parameters]
     return Training(
@@ -67,7 +67,7 @@ def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozen
 
 
 def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) -> tuple[Path, ...]:
-    """What the optimizers are to train, where the call steps one of them, and neither changes nor returns any of it: it trains a copy."""
+    """The leaves that the optimizers should train, if the call steps one of them, and neither changes nor returns any of the leaves: it trains a copy."""
     optimizers = [
         (tuple(path), node) for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)
     ]
@@ -87,7 +87,7 @@ def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) 
 
 
 def differentiable(subject: Subject, leaves: Mapping[Key, Any]) -> frozenset[Path]:
-    """The floating point `nnx.Param` of the state: what one trains."""
+    """The floating point `nnx.Param` of the state, which one trains."""
     trained = {path for path, variable in graph.variables(subject.state) if isinstance(variable, nnx.Param)}
     fixed = {
         path

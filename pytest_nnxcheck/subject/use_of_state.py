@@ -1,4 +1,4 @@
-"""How a call uses its state: which output is the new value of which input, what it does not use, what it changes and does not donate.
+"""The use that a call makes of its state: the outputs that are new values of inputs, leaves without a use, state that changes and is not donated.
 
 An output is matched by what goes into it, by name, and by type. That names the leaf and the reason where a buffer was lost; whether one was lost, the
 pointers alone say.
@@ -58,7 +58,7 @@ def new_values(
 
 
 def fit(of_input: Typed, of_output: Typed, made_of: AbstractSet[int], number: int) -> tuple[int, ...] | None:
-    """How well an output fits as the new value of an input, the greater the better: by what it is ``made_of``, by name, by type; None where it does not."""
+    """Rank an output as the new value of an input, the greater the better: by the inputs that it is ``made_of``, by name, by type; None where it does not fit."""
     path, place = keys(of_input[0]), keys(of_output[0])
     sole = 0 if number not in made_of else 1 if len(made_of) > 1 else 2
     named, deeper, alike = common(path, place), len(place) - len(path), likeness(of_input[1], of_output[1])
@@ -76,7 +76,7 @@ def keys(path: str) -> list[str]:
 
 
 def common(one: list[str], other: list[str]) -> int:
-    """How many keys two paths have in common at their ends."""
+    """The number of keys that two paths have in common at their ends."""
     pairs = zip(one[::-1], other[::-1], strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -89,11 +89,11 @@ def likeness(one: ArrayType, other: ArrayType) -> int:
     return 2 if shapes[0] == shapes[1] else int(len(shapes[0]) == len(shapes[1]))
 
 
-# --- what the call does not use of the state, and what it changes and does not donate
+# --- state that the call does not use, and state that it changes and does not donate
 
 
 def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
-    """What is wrong with the state that a call is handed, whatever its size."""
+    """Advice on state that the call does not use, or changes and does not donate, whatever its size."""
     state = profile.state
     used = {path for number, path in enumerate(state.paths) if number not in state.unused}
     unused = [number for number, path in enumerate(state.paths) if path not in used]
@@ -115,7 +115,7 @@ def whole_parts(paths: Iterable[Path], others: Collection[Path], least: int) -> 
 
 
 def not_donated(subject: Subject, profile: Profile, jit: str) -> Iterator[NotDonated]:
-    """State that the wrapped function, a jit, changes and does not donate. What gets another type has no use for its old buffer."""
+    """State that the wrapped function, a jit, changes and does not donate. A leaf that gets another type has no use for its old buffer."""
     names = [*map(subject.path, profile.state.paths), *subject.input_names]
     every, leaves = [*profile.state.sizes, *map(nbytes, subject.inputs)], len(profile.state.paths)
     changed = {*changed_leaves(profile.state), *(leaves + number for number in changed_inputs(subject, profile))}
@@ -163,7 +163,7 @@ def root(name: str) -> str:
 
 
 def option(function: Any, arguments: Collection[str]) -> str:
-    """The option of a jit that donates these arguments: the first one is what the object is called that a method belongs to."""
+    """The option of a jit that donates these arguments; a name that is no parameter is that of a method's object, the first argument."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

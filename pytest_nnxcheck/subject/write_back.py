@@ -1,4 +1,4 @@
-"""The user's objects get what a call left in its copy of the state: values, and Variables, nodes and attributes that it added or took away."""
+"""Give the user's objects the changes that a call made to its copy of the state: values, and Variables, nodes and attributes that it added or took away."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, class_dict, layo
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 UPKEEP = ("_pytree__", "_object__", "_trace_state", "_graph__")
-"""How flax starts the attributes in which it keeps marks of its own."""
+"""The beginnings of the attributes in which flax keeps marks of its own."""
 
 
 def write_back(subject: Subject, copy: Any) -> None:
-    """Give the user's objects what the call left in its copy of the state."""
+    """Give the user's objects the values and attributes of the call's copy of the state."""
     values = dict(graph.raw_leaves(copy))
     for path, variable in graph.variables(subject.state):
         # The user's real arrays stay, where the call was checked with abstract ones beside them.
@@ -55,7 +55,7 @@ def graft(mine: Any, copy: Any) -> None:
 def take_over(mine: Any, copy: Any, own: dict[int, Any]) -> None:
     """Give one node the attributes of another; ``own`` has the user's node for each of the copy, by id.
 
-    Not by the hook of flax, which would ask anew whether the attribute is data; nor by one of the user's, which has run.
+    It writes without the hook of flax, which would decide anew whether the attribute is data, and without the user's, which has run.
     """
     stored, old, new = layout(type(mine)).read(mine) or {}, attributes(mine), attributes(copy)
     for name, given in new.items():
@@ -105,7 +105,7 @@ def with_nodes(value: Any, own: dict[int, Any]) -> Any:
 
 
 def same(held: Any, value: Any) -> bool:
-    """Whether two trees have the very same nodes and arrays, and else what behaves alike."""
+    """True if two trees have the very same nodes and arrays, and other leaves with equal fingerprints."""
     flat: Any = [jax.tree.flatten(tree, is_leaf=graph.is_graph_node) for tree in (held, value)]
     (mine, old), (others, new) = flat
     return bool(old == new) and all(
@@ -115,7 +115,7 @@ def same(held: Any, value: Any) -> bool:
 
 
 def is_kept(leaf: Any) -> bool:
-    """Whether a leaf is compared by identity."""
+    """True if a leaf is compared by identity."""
     return graph.is_graph_node(leaf) or isinstance(leaf, jax.Array | np.ndarray)
 
 
@@ -125,7 +125,7 @@ def attributes(node: Any) -> dict[str, Any]:
 
 
 def statics(state: Any) -> tuple[Any, ...]:
-    """What the nodes of a graph hold beside Variables and other nodes, to compare before a call and after it."""
+    """The attributes of a graph's nodes beside Variables and other nodes, to compare before a call and after it."""
     return tuple(
         (str(path), name, fingerprint(value))
         for path, node in flax_modes.iter_graph(state)
@@ -146,7 +146,7 @@ def compared_by_value(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def has_arrays_and_eq(value: Any) -> bool:
-    """Whether a value is a plain object with arrays, of a class of the user's with an ``==``; no tree is one."""
+    """True if a value is a plain object with arrays, of a class of the user's with an ``==``; no tree is one."""
     cls = type(value)
     compares = any("__eq__" in class_dict(base) for base in mro(cls)[:-1])
     if not compares or top_package(cls) in LIBRARIES or not jax.tree_util.all_leaves([value]):
