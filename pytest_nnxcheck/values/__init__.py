@@ -1,1 +1,1 @@
-"""What a call did, as values by the names that users know, how two of them compare, and what stands in for values that nothing computed."""
+"""The effect of a call, as values by the names that users know, the comparison of two effects, and stand-ins for values that nothing computed."""

@@ -1,8 +1,8 @@
 """Compare two results of the same calls: which values differ, or are not finite, and how far they may lie apart.
 
-A difference counts if it is more than ten times what moving the start of those calls by a few roundings does. What rounding decides (a sign of Adam
-where the gradient is noise, an index of two scores that are alike) moves as far from a start that is a few roundings away; what a transform
-does wrong does not. Keys and what is no number are compared bit by bit.
+A difference counts if it is more than ten times what moving the start of those calls by a few roundings does. A value that rounding decides (a sign of Adam
+where the gradient is noise, an index of two scores that are alike) moves as far from a start that is a few roundings away; an error of a transform
+does not. Keys and other values that are no numbers are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pytest_nnxcheck.walk.fingerprint import plain_text, plain_type
 SHOWN = 6
 """Variables that notes name."""
 TIMES = 10
-"""What a value may differ by, as a multiple of what the nudged starts move it by."""
+"""The distance that a value may differ by, as a multiple of the distance that the nudged starts move it."""
 ROUNDINGS = 4
 """Units in the last place of the largest value of an array: less is no difference."""
 PART = 2.0**-15
-"""Of the distance that the call moved an array: less is no difference.
+"""Share of the distance that the call moved an array: less is no difference.
 
-Most arrays need no nudged start so, and what is computed of constants alone, which no start moves, has room: the angles of rotary positions.
+So most arrays need no nudged start. It also leaves room for values that are computed of constants alone, which no start moves: the angles of rotary positions.
 """
 
 Nudged = tuple[Effect, ...]
-"""What the same calls do from starts a few roundings away."""
+"""The effects of the same calls from starts a few roundings away."""
 
 
 def differences(
@@ -47,7 +47,7 @@ def differences(
 ) -> tuple[ValueDiffers, ...]:
     """Find all differences, those of the state first.
 
-    Both results started from the state that ``got`` names. With ``drawn``, what random numbers decide does not count.
+    Both results started from the state that ``got`` names. With ``drawn``, values that depend on random numbers do not count.
     """
     before = got.before
     return (
@@ -112,7 +112,7 @@ def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[ValueDif
 
 
 def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[ValueDiffers]:
-    """Leaves of an output that are no arrays: by path, with what stands there."""
+    """The differing leaves of an output that are no arrays, by path, with both values."""
     for path in dict.fromkeys([*wanted, *got]):
         if path not in wanted or path not in got or wanted[path] != got[path]:
             want, have = (
@@ -134,7 +134,7 @@ def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
 
 
 def compare(path: str, want: Any, have: Any, old: Any, spread: float, kind: str) -> ValueDiffers | None:
-    """One array against the other; ``spread`` is how far the nudged starts moved it, see `distance`."""
+    """Compare two arrays; ``spread`` is the distance that the nudged starts moved the first, see `distance`."""
     if isinstance(have, jax.Array) and have.is_deleted():
         return ValueDiffers(path, label="deleted", of=kind, type=describe(want))
     want, have = comparable(want, kind), comparable(have, kind)
@@ -163,7 +163,7 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float, kind: str)
 
 
 def comparable(value: Any, kind: str) -> Any:
-    """A Python scalar, and an array of NumPy that is a plain attribute, as the array that jax makes of it: it carries no other."""
+    """Return a Python scalar, or an array of NumPy that is a plain attribute, as the array that jax makes of it: it carries no other."""
     if not is_scalar(value) and not (kind == "attribute" and isinstance(value, np.ndarray | np.generic)):
         return value
     array = np.asarray(value)
@@ -185,7 +185,7 @@ def scalars(got: Facts, before: Facts) -> tuple[Fact, ...]:
 
 
 def label_of(have: Any, old: Any) -> Literal["dropped", "differs"]:
-    """Whether the value that is there is the old one: then the update was dropped."""
+    """Return "dropped" if the value is the old one, since then the update was dropped; else "differs"."""
     before = None if old is None else numbers(old)
     if before is None or before.shape != have.shape:
         return "differs"
@@ -193,7 +193,7 @@ def label_of(have: Any, old: Any) -> Literal["dropped", "differs"]:
 
 
 def inexact(value: Any) -> bool:
-    """Whether a value is of floats."""
+    """True if a value is of floats."""
     return not hasattr(value, "dtype") or (not is_key(value) and bool(jnp.issubdtype(value.dtype, jnp.inexact)))
 
 
@@ -210,7 +210,7 @@ def numbers(value: Any) -> Any:
 
 
 def apart(a: Any, b: Any) -> Any:
-    """Element by element how far two arrays lie apart: nothing where both are NaN or the same infinity, at least one where integers differ."""
+    """The distance of two arrays, element by element: zero where both are NaN or the same infinity, at least one where integers differ."""
     if a.dtype.kind not in "biufc":
         return np.where(a == b, 0.0, np.inf)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -236,7 +236,7 @@ def largest(array: Any) -> float:
 
 
 def distance(a: Any, b: Any) -> float:
-    """How far two arrays of floats lie apart, and in how many elements others differ; nothing where they cannot be compared, or are keys."""
+    """The largest distance of two arrays of floats, the number of elements that differ of others; zero where they cannot be compared, or are keys."""
     if describe(a) != describe(b) or is_key(a):
         return 0.0
     off = apart(numbers(a), numbers(b))
@@ -244,7 +244,7 @@ def distance(a: Any, b: Any) -> float:
 
 
 def moved_apart(path: str, wanted: Effect, nudged: Effect) -> float:
-    """How much further, or less far, a leaf moved from a nudged start."""
+    """The difference between the distances that a leaf moves from the real start and from a nudged one."""
     ends = [effect.after.leaves.get(path) for effect in (wanted, nudged)]
     starts = [effect.before.leaves.get(path) for effect in (wanted, nudged)]
     if any(end is None or end.value is UNCHANGED for end in ends):
@@ -256,16 +256,16 @@ def moved_apart(path: str, wanted: Effect, nudged: Effect) -> float:
     return largest(apart(want - start, have - other_start))
 
 
-# --- what is not finite
+# --- values that are not finite
 
 
 def not_finite(wanted: Effect, got: Effect) -> tuple[NotFinite, ...]:
-    """What is NaN or infinite in state or outputs, and is not where the same calls are made without the nesting."""
+    """The values that are NaN or infinite in state or outputs, and are finite where the same calls are made without the nesting."""
     return (*in_state(wanted, got), *in_outputs(wanted, got))
 
 
 def in_state(wanted: Effect, got: Effect) -> Iterator[NotFinite]:
-    """The leaves that the nesting left, against those that the same calls left."""
+    """The leaves that are not finite after the nesting, and finite after the same calls without it."""
     for path, leaf in got.after.leaves.items():
         other = wanted.after.leaves.get(path)
         if other is not None and other.value is UNCHANGED:
@@ -274,7 +274,7 @@ def in_state(wanted: Effect, got: Effect) -> Iterator[NotFinite]:
 
 
 def in_outputs(wanted: Effect, got: Effect) -> Iterator[NotFinite]:
-    """The outputs of all elements of the axes; of the un-nested output alone where the two differ in structure."""
+    """The outputs that are not finite, over all elements of the axes; in the un-nested output alone where the two differ in structure."""
     names = [[*by_name(effect, whole=False)] for effect in (wanted, got)]
     have, want = (by_name(effect, whole=names[0] == names[1]) for effect in (got, wanted))
     for name, arrays in have.items():
@@ -284,7 +284,7 @@ def in_outputs(wanted: Effect, got: Effect) -> Iterator[NotFinite]:
 
 
 def worse(path: str, have: Any, want: Any) -> Iterator[NotFinite]:
-    """What is not finite in an array, and finite in the other one, where that has its shape."""
+    """A finding if elements of an array are not finite, and finite in the other one, where that has its shape."""
     if not inexact(have) or (hasattr(have, "is_deleted") and have.is_deleted()):
         return
     wrong = ~np.isfinite(numbers(have))

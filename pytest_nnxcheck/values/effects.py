@@ -1,4 +1,4 @@
-"""What parity compares: the leaves and the Python attributes of a state, read once, under the names that users know.
+"""The values that parity compares: the leaves and the Python attributes of a state, read once, under the names that users know.
 
 Arrays are kept by reference (those of jax never change); plain Python values are kept by `plain`, since a call may append to the very list.
 """
@@ -18,7 +18,7 @@ from pytest_nnxcheck.walk.fingerprint import is_array, plain
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 UNCHANGED: Any = type("Unchanged", (), {"__slots__": ()})()
-"""Stands for the value of a leaf that a run left in place."""
+"""Takes the place of the value of a leaf that a run did not replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ NOTHING = Facts({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What is in an output."""
+    """The content of an output."""
 
     names: tuple[str, ...]
     """The names of its arrays, in order."""
@@ -52,7 +52,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one run returned, and what it made of the state."""
+    """The output of one run, and the state before and after it."""
 
     returned: Any = None
     """A tree of flat arrays, with the axes that the layers added."""
@@ -63,14 +63,14 @@ class Effect:
     structure: Structure = Structure((), {})
     before: Facts = NOTHING
     after: Facts = NOTHING
-    """The leaves that are the very arrays of ``before`` are marked."""
+    """The facts after the run; leaves that are the very arrays of ``before`` are marked."""
     error: Exception | None = None
 
 
 def changed(before: Facts, after: Facts, earlier: Facts | None = None) -> Facts:
-    """The facts after a run without the arrays that it left in place, so that a kept effect holds no copy of the state.
+    """The facts after a run without the arrays that it did not replace, so that a kept effect holds no copy of the state.
 
-    Where the state ``before`` is a copy of the state after an ``earlier`` run, an array that is left in place is the one that this names.
+    Where the state ``before`` is a copy of the state after an ``earlier`` run, such an array is taken from that run.
     """
 
     def leaf_of(name: str, leaf: Leaf) -> Leaf:

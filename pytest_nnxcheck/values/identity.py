@@ -45,7 +45,7 @@ def signature(subject: Subject, graphdef: Any, leaves: Any) -> Any:
 
 
 def identity(subject: Subject) -> Any:
-    """Everything that the result of a call depends on; None if that cannot be told."""
+    """Everything that the result of a call depends on; None if that is uncertain."""
     graphdef, leaves = flax_modes.split(subject.state)
     try:
         content = tuple((path, exact(leaf)) for path, leaf in flat_state(leaves))

@@ -16,10 +16,10 @@ from typing import Any, Self
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 _DELETED = "deleted"
-"""What jax and XLA say of every read of a deleted array, on all versions."""
+"""The word in the message of jax and XLA for every read of a deleted array, on all versions."""
 _TOOL = "pytest-nnxcheck"
 _TOOL_IDS = (3, 4, 5, 2, 1)
-"""Of `sys.monitoring`: first those that Python has given no meaning. Never that of debuggers: pytest-timeout stops no test while one runs."""
+"""Tool ids of `sys.monitoring`: first those that Python has given no meaning. Never that of debuggers: pytest-timeout stops no test while one runs."""
 
 
 class ValuesNeeded(BaseException):
@@ -72,14 +72,14 @@ def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
 
 
 def is_read(error: BaseException) -> bool:
-    """Whether an exception says that a deleted array was read."""
+    """True if an exception says that a deleted array was read."""
     return isinstance(error, Exception) and _DELETED in str(error)
 
 
 class Watch:
-    """Sees whether a deleted array is read while a test body runs, also where the body swallows the exception.
+    """A watch for reads of deleted arrays while a test body runs, also where the body swallows the exception.
 
-    From Python 3.12 on by `sys.monitoring`, beside any debugger or coverage tool. Python 3.11 has one trace function for all: where
+    From Python 3.12 on it uses `sys.monitoring`, beside any debugger or coverage tool. Python 3.11 has one trace function for all: where
     somebody else has set it, the watch ``can_see`` nothing, and values have to be computed from the beginning.
     """
 
