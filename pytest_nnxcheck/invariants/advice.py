@@ -1,4 +1,4 @@
-"""Advice on the memory of the un-nested call, where nobody set a bound: what most authors would change, with line and buffer.
+"""Advice on the memory of the un-nested call, where nobody set a bound: buffers that most authors would avoid, with their lines.
 
 A note, and a violation only where ``memory_advice`` asks for it. Each rule was tried on the healthy models of this repository and
 those of published packages: see docs/memory.md.
@@ -21,16 +21,16 @@ from pytest_nnxcheck.core.facts import (
 from pytest_nnxcheck.core.peak import FLOOR, Buffer
 
 SHARE = 0.25
-"""Of the state: a leaf that is smaller is not worth a line."""
+"""Share of the state: a leaf that is smaller is not worth a line."""
 
 TIMES = 2
-"""All that goes in and comes out: an array of a line that is no larger is what a layer makes four times as wide inside, of what it is handed and returns."""
+"""Times all that goes in and comes out: a layer that is four times as wide inside as its input and output makes arrays up to this size, which need no line."""
 
 TENTH = 0.1
-"""Of the state: the least that is worth a line of what the call does not use, or does not donate."""
+"""Share of the state: less is not worth a line on state that the call does not use, or does not donate."""
 
 LARGEST = 0.5
-"""Of the peak: what a scan saves is worth a line where it is more than all the rest."""
+"""Share of the peak: residuals of a scan are worth a line where they are more than all the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def held_twice(
 ) -> Iterator[HeldTwice]:
     """The leaves of the state that are held once more at the peak, by what happens to them and where, if they are large together.
 
-    Not inputs: nobody donates a batch, and putting it in order for a scan costs little. Nor what XLA does without: the temporaries of such types count,
+    Inputs do not count: nobody donates a batch, and putting it in order for a scan costs little. Nor does a copy that XLA avoids: the temporaries of such types count,
     and no more than the leaves have.
     """
     lines: dict[tuple[Twice, str], list[HeldTwice]] = {}
@@ -102,12 +102,12 @@ def held_twice(
 
 
 def is_waste(leaf: Recast, sizes: Sizes) -> bool:
-    """Whether a leaf in another dtype is large, and more than what mixed precision asks for."""
+    """True if a leaf in another dtype is large, and more than mixed precision asks for."""
     return leaf.bytes >= max(FLOOR, SHARE * sizes.state) and (leaf.widens or leaf.looped)
 
 
 def on_one_line(scans: Sequence[Saved]) -> Iterator[Saved]:
-    """What the scans of each line save together: a line that each layer of a model runs has several."""
+    """The residuals of the scans of each line together: a line that each layer of a model runs has several."""
     lines: dict[str, list[Saved]] = {}
     for scan in scans:
         lines.setdefault(scan.line, []).append(scan)
@@ -116,9 +116,9 @@ def on_one_line(scans: Sequence[Saved]) -> Iterator[Saved]:
 
 
 def larger_than_all(live: Sequence[Buffer], sizes: Sizes) -> Iterator[LargeLine]:
-    """The user's lines with a temporary far larger than all that the call is handed and returns; what XLA inserted by itself is not theirs.
+    """The user's lines with a temporary far larger than all that the call is handed and returns; buffers that XLA inserted are not theirs.
 
-    Not the sum: a line that calls a model has what each of its layers leaves for the backward pass.
+    The largest counts, not the sum: a line that calls a model has the residuals of each of its layers.
     """
     lines: dict[str, list[Buffer]] = {}
     for held in live:

@@ -1,4 +1,4 @@
-"""What the invariants are judged by, and what each says of it: plain data, in which nothing can run.
+"""The facts that invariants judge, and the judgement of each: plain data, in which nothing can run.
 
 A need is a field of `Case`. A row of `core.catalogue.INVARIANT_ROWS` names those of an invariant, and `engine.gather` has one function for each.
 """
@@ -21,22 +21,22 @@ class Tracers:
     """The tracers of a run."""
 
     leaks: tuple[Leak, ...] = ()
-    """Those that outlived their trace."""
+    """Tracers that outlived their trace."""
     dropped: tuple[Leak, ...] = ()
-    """Those that died with a module inside."""
+    """Tracers that died with a module inside."""
     raised: bool = False
-    """Whether the run ended with an exception that jax or flax raises for a tracer of another trace."""
+    """True if the run ended with an exception that jax or flax raises for a tracer of another trace."""
     touched: tuple[tuple[Layer, str], ...] = ()
     """Leaves that a layer changed which asks for shapes alone."""
     pinned: Pairs = ()
     """Variables of the user's own that an ended trace made: path and type."""
     has_data: bool = False
-    """Whether the installed flax has `nnx.data`."""
+    """True if the installed flax has `nnx.data`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Donation:
-    """What became of donated arrays: of those that the generated jit donates, or of those of jits inside the un-nested call."""
+    """The donated arrays and their fate: those that the generated jit donates, or those of jits inside the un-nested call."""
 
     moves: tuple[Move, ...] = ()
     lost: tuple[Leaf, ...] = ()
@@ -54,7 +54,7 @@ class Donation:
     promoted: dict[str, str] = field(default_factory=dict)
     """The lines at which a leaf got another dtype, by its path."""
     inside: InnerDonation = field(default_factory=InnerDonation)
-    """What the jits inside the un-nested call donated."""
+    """The arrays that the jits inside the un-nested call donated."""
     renewed: frozenset[str] = frozenset()
     """The leaves and inputs whose old arrays nobody needs after the un-nested call."""
     abstract: bool = False
@@ -72,14 +72,14 @@ class Program:
     """Bytes of one copy of the state."""
     devices: int = 1
     of_call: CallProgram = field(default_factory=CallProgram)
-    """What the un-nested call does itself."""
+    """Facts of the un-nested call's own program."""
     updates_can_be_off: bool = False
-    """Whether the remat of the installed flax can leave the updates of the state out."""
+    """True if the remat of the installed flax can leave the updates of the state out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What differs from the same calls without the nesting, or from the un-nested call without its jits."""
+    """The differences from the same calls without the nesting, or from the un-nested call without its jits."""
 
     left: tuple[ValueDiffers, ...] = ()
     """Values whose difference neither rounding nor the definition of a layer explains."""
@@ -98,30 +98,30 @@ class Case:
     program: Program | None = None
     """The measured program, if it ran to its end."""
     advice: tuple[Advice, ...] = ()
-    """On the un-nested call, where the settings make it a violation."""
+    """Advice on the un-nested call, where the settings make it a violation."""
     targets: tuple[OnTarget, ...] = ()
     second_call: tuple[TypeMoved, ...] = ()
-    """What has another type after the call, so that jax traces a second call again."""
+    """State with another type after the call, so that jax traces a second call again."""
     inner_jits: tuple[JitTracedAgain, ...] = ()
     """The jits inside the call that jax traces in every call."""
     differences: Differences = Differences()
     not_finite: tuple[NotFinite, ...] | str = ()
-    """What is not finite, but is finite without the nesting; or the exception that the same calls raise without it."""
+    """The values that are not finite, but are finite without the nesting; or the exception that the same calls raise without it."""
     nested_call: NestedCall | Exception | None = None
     """The call for the user's own invariants; or the exception that the user's objects raised when the engine read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one invariant says of a nesting, or all together."""
+    """The verdict of one invariant on a nesting, or of all together."""
 
     violations: tuple[Violation, ...] = ()
     notes: tuple[Note, ...] = ()
-    """What is worth telling all the same."""
+    """Notes that are no violations."""
     error: CheckError | None = None
-    """Why an invariant of the user's own could not say anything; of several the first."""
+    """The error of an invariant of the user's own that could not judge; the first of several."""
     of_call: tuple[Fact, ...] = ()
-    """Notes on the call, told once for all its nestings."""
+    """Notes on the call, reported once for all its nestings."""
 
     @classmethod
     def of(cls, invariant: str, findings: Iterable[Finding], notes: Iterable[Note] = ()) -> Judgement:

@@ -23,7 +23,7 @@ from pytest_nnxcheck.invariants.case import Case, Donation, Judgement
 
 
 def judge(case: Case) -> Judgement:
-    """What donation breaks: that of the generated jit, or, of the un-nested call, that of its own."""
+    """Judge the donation by the generated jit, or, for the un-nested call, that by its own jits."""
     call = case.donation
     findings = of_program(case) if call.moves or call.dropped else of_jits_inside(call)
     on_targets = (LostOnTarget(on.lost[0], on=on) for on in case.targets if on.lost)
@@ -55,7 +55,7 @@ def of_jits_inside(call: Donation) -> tuple[Finding, ...]:
 
 
 def takes_away(pair: set[str], call: Donation) -> bool:
-    """Whether a jit of the call's own donates one of two leaves in one buffer, and the other one, or its holder, goes on with it."""
+    """True if a jit of the call's own donates one of two leaves in one buffer, and the other one, or its holder, goes on with it."""
     others = pair - call.inside.consumed
     return len(others) < len(pair) and not others & call.renewed
 
@@ -76,7 +76,7 @@ def lost_leaves(moves: Sequence[Move], reused: AbstractSet[int]) -> tuple[Leaf, 
 
 
 def lost_buffer(before: Leaf, after: Leaf | None, case: Case) -> LostBuffer:
-    """What became of a donated leaf that lost its buffer."""
+    """The finding on a donated leaf that lost its buffer."""
     if after is None:
         return LostBuffer(before.path, type=before.type, cause="not returned")
     return LostBuffer(
@@ -94,7 +94,7 @@ def lost_buffer(before: Leaf, after: Leaf | None, case: Case) -> LostBuffer:
 
 
 def cause(before: Leaf, after: Leaf, nesting: Nesting) -> LossCause:
-    """Why a leaf lost its buffer."""
+    """The cause of a lost buffer."""
     if before.type != after.type:
         old, new = as_called(before, after, nesting), as_called(after, before, nesting)
         return "dtype" if old.dtype != new.dtype and old.shape == new.shape else "shape"
@@ -108,25 +108,25 @@ def as_called(leaf: Leaf, other: Leaf, nesting: Nesting) -> ArrayType:
 
 
 def devices_of(leaf: Leaf) -> int:
-    """How many devices a leaf lies on; an abstract leaf on one device has no sharding."""
+    """The number of devices that a leaf lies on; an abstract leaf on one device has no sharding."""
     return 1 if leaf.sharding is None else leaf.sharding.num_devices
 
 
 def resharded(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf came back in other shards."""
+    """True if a leaf came back in other shards."""
     if before.sharding is None or after.sharding is None:
         return devices_of(before) != devices_of(after)
     return not before.sharding.is_equivalent_to(after.sharding, len(before.type.shape or ()))
 
 
 def in_other_shards(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf of the state came back as what it was, but cut otherwise: an output for an input has a path of its own."""
+    """True if a leaf of the state came back with its type, but in other shards: an output for an input has a path of its own."""
     same = (before.path, before.type) == (after.path, after.type)
     return same and resharded(before, after) and not spread(before, after)
 
 
 def spread(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf that lay on one device came back on several: it was never placed, and jit placed it."""
+    """True if a leaf that lay on one device came back on several: it was never placed, and jit placed it."""
     return devices_of(before) == 1 < devices_of(after)
 
 
@@ -166,11 +166,11 @@ def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: A
     return tuple(leaf for leaf in before if leaf.path in named)
 
 
-# --- what is worth telling of leaves that lost nothing
+# --- notes on leaves that lost nothing
 
 
 def notes(nesting: Nesting, donated: Sequence[Move], lost: Sequence[Leaf]) -> tuple[Note, ...]:
-    """What became of donated leaves that are not among those that ``lost`` their buffer, and is worth telling all the same."""
+    """Notes on donated leaves that are not among those that ``lost`` their buffer."""
     named = {leaf.path for leaf in lost}
     moves = [(move.before, move.after) for move in donated if move.after and move.before.path not in named]
     old = {pointer for move in donated for pointer in move.before.pointers}
@@ -197,15 +197,15 @@ def notes(nesting: Nesting, donated: Sequence[Move], lost: Sequence[Leaf]) -> tu
 
 
 def is_displaced(before: Leaf, after: Leaf, old: set[int]) -> bool:
-    """Whether a leaf that lies on the same devices is in a buffer that was not donated."""
+    """True if a leaf that lies on the same devices is in a buffer that was not donated."""
     has_buffers = bool(before.pointers and after.pointers)
     return has_buffers and before.sharding == after.sharding and place(before, after, old) == "new"
 
 
 def place(before: Leaf, after: Leaf, old: set[int]) -> BufferPlace | None:
-    """Where the new value of a leaf lies whose buffer was not lost: newer jax lets XLA take over any that fits.
+    """The buffer of the new value of a leaf whose old buffer was not lost: newer jax lets XLA take over any that fits.
 
-    Of an input nothing is said but what the pointers prove: which output is its new value is a guess.
+    For an input only pointers count, since its new value among the outputs is a guess.
     """
     if before.pointers and before.pointers == after.pointers:
         return "same"

@@ -7,7 +7,7 @@ from pytest_nnxcheck.invariants.case import Case, Judgement
 
 
 def judge(case: Case) -> Judgement:
-    """What became NaN or infinite under the nesting; nothing is there to compare the un-nested call with."""
+    """Judge the values that became NaN or infinite under the nesting; the un-nested call has nothing to be compared with."""
     if isinstance(case.not_finite, str):
         return Judgement(notes=(Fact("raises un-nested", ("finite",), case.not_finite),))
     return Judgement.of("finite", case.not_finite)

@@ -21,7 +21,7 @@ from pytest_nnxcheck.invariants.case import Case, Judgement, Program
 
 
 def judge(case: Case) -> Judgement:
-    """The bound, and what breaks none but is advised against where the settings make that a violation."""
+    """Judge by the bound; where nothing breaks it, by advice, if the settings make that a violation."""
     on_cpu = of_program(case.program, case.nesting) if case.program is not None else ()
     on_target = (finding for on in case.targets for finding in of_target(on, case.program, case.nesting))
     findings = (*on_cpu, *on_target)
@@ -29,7 +29,7 @@ def judge(case: Case) -> Judgement:
 
 
 def of_program(program: Program, nesting: Nesting) -> tuple[Finding, ...]:
-    """What breaks the bound; with the default bound also copies of the state and captured constants."""
+    """A peak over the bound; with the default bound also copies of the state and captured constants."""
     findings: list[Finding] = []
     bound, copies = program.bound, program.copies.bytes
     figures = Figures(program.memory.split, bound, program.state, program.devices, cause(program, nesting))
@@ -44,7 +44,7 @@ def of_program(program: Program, nesting: Nesting) -> tuple[Finding, ...]:
 
 
 def of_target(on: OnTarget, program: Program | None, nesting: Nesting) -> Iterator[Finding]:
-    """What breaks on a target: it does not fit, or is over a budget in bytes; with the default bound also copies of the state.
+    """The failures on a target: the program does not fit, or is over a budget in bytes; with the default bound also copies of the state.
 
     A multiple of the expected peak is not judged there: a healthy cache takes 1.96 times as much on a TPU, in layouts of its own.
     """
@@ -58,17 +58,17 @@ def of_target(on: OnTarget, program: Program | None, nesting: Nesting) -> Iterat
 
 
 def captures(program: Program, nesting: Nesting) -> bool:
-    """Whether the call captures constants worth telling that are the user's: a generated closure captures the state by construction."""
+    """True if the call captures large constants of the user's: a generated closure captures the state by construction."""
     return not nesting.captures and captured_bytes(program) >= FLOOR
 
 
 def captured_bytes(program: Program) -> int:
-    """Those of all arrays that the call captures."""
+    """The bytes of all arrays that the call captures."""
     return sum(constant.bytes for constant in program.of_call.captured)
 
 
 def cause(program: Program, nesting: Nesting) -> PeakCause:
-    """Why the peak is what it is, where that is known: a scan that writes its parameters back, constants that could be arguments, leaves that are
+    """The cause of the peak, where that is known: a scan that writes its parameters back, constants that could be arguments, leaves that are
     returned as well, a branch that a vmap maps.
     """
     copies, least = program.copies, least_copy(program.state)
@@ -84,7 +84,7 @@ def cause(program: Program, nesting: Nesting) -> PeakCause:
 
 
 def broadcasts_for_map(program: Program, nesting: Nesting) -> bool:
-    """Whether a vmap repeats something large for each of its elements: of a branch that is chosen by a mapped value, jax runs all, and repeats what they use."""
+    """True if a vmap repeats something large for each of its elements: if a mapped value chooses the branch, jax runs all branches, and repeats their operands."""
     used = program.memory.buffers
     repeats = (buffer for buffer in used if buffer.kind == "temporary" and "broadcast" in buffer.operation)
     return any(layer.row.axis == "elements" for layer in nesting.layers) and any(
@@ -93,7 +93,7 @@ def broadcasts_for_map(program: Program, nesting: Nesting) -> bool:
 
 
 def captured_cause(program: Program) -> PeakCause:
-    """Whether the user's code keeps one of the captured constants, or the call made them all itself."""
+    """The cause by the maker of the captured constants: the user's code keeps one of them, or the call made them all itself."""
     return (
         "captured constant" if any(constant.name for constant in program.of_call.captured) else "constant of the call"
     )

@@ -16,7 +16,7 @@ EXAMPLE = "write yield Breach(summary='what is broken')"
 
 
 def judge(case: Case, row: InvariantRow) -> Judgement:
-    """What an invariant of the user's own says of a case; an error where it says nothing that can be understood."""
+    """Ask an invariant of the user's own to judge a case; an error where it gives anything but breaches."""
     if row.function is None:
         return Judgement()
     who = f"the invariant {row.name!r} ({near(row.place)})"
@@ -33,14 +33,14 @@ def judge(case: Case, row: InvariantRow) -> Judgement:
 
 
 def raised(who: str, error: Exception, case: Case) -> Judgement:
-    """What an invariant says that ended with an exception of the user's code."""
+    """The judgement of an invariant that ended with an exception of the user's code."""
     told = CheckError(f"{who} raised {first_line(error)} under {case.nesting}")
     told.__cause__ = error
     return Judgement(error=told)
 
 
 def is_breach(value: Any) -> bool:
-    """Whether a value is a breach, of text alone."""
+    """True if a value is a breach, of text alone."""
     if not isinstance(value, Breach):
         return False
     texts: list[object] = [value.path, value.summary, value.hint]

@@ -1,4 +1,4 @@
-"""What a run returns and leaves behind is what the same calls return and leave without it."""
+"""Outputs and state after a nesting are the same as after the same calls without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 
 
 def judge(case: Case) -> Judgement:
-    """The values that differ; why the first does, where that is known."""
+    """Judge the values that differ, the first with its cause where that is known."""
     different = case.differences
     findings = [replace(each, cause=cause(each, case.nesting)) for each in different.left[:1]]
     judgement = Judgement.of("parity", (*findings, *different.left[1:]), different.notes)
@@ -22,7 +22,7 @@ def judge(case: Case) -> Judgement:
 
 
 def cause(first: ValueDiffers, nesting: Nesting) -> DropCause | Literal[""]:
-    """Name what dropped the update of the first value that differs; empty where that is unknown.
+    """Name the cause that dropped the update of the first value that differs; empty where that is unknown.
 
     Transforms carry no attribute out. A layer that broadcasts the state drops its updates. A transform inside the call changed a copy.
     """

@@ -8,7 +8,7 @@ from pytest_nnxcheck.invariants.case import Case, Judgement
 
 
 def judge(case: Case) -> Judgement:
-    """What the call leaves in another type than it was handed, where the next one is traced again for that, and the jits inside that are traced in each call."""
+    """Judge state that gets another type, so that the next call is traced again, and the jits inside that are traced in each call."""
     if any(MISSING in (moved.before, moved.after) for moved in case.second_call):
         return Judgement.of("recompilation", case.inner_jits, [Fact("adds state", ("recompilation",))])
     return Judgement.of("recompilation", (*case.second_call, *case.inner_jits))
