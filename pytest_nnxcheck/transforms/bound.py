@@ -1,4 +1,4 @@
-"""What a nesting should cost, and what it may: bytes a device."""
+"""The expected peak of a nesting, and its bound: bytes a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_nnxcheck.transforms.compose import maps_written
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 DEFAULT_FACTOR = 2
-"""Of the expected peak. No healthy model of 48 passed 1.18 of it in 1131 nested programs, on any version."""
+"""Times the expected peak. No healthy model of 48 passed 1.18 of it in 1131 nested programs, on any version."""
 
 
 def expected_peak(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
@@ -38,7 +38,7 @@ def expected_peak(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
 
 
 def on_top(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
-    """What the nesting's axes and steps add to the measured un-nested peak; nothing for ``jit``, ``remat`` and ``while_loop``, which have none."""
+    """The bytes that the nesting's axes and steps add to the measured un-nested peak; 0 for ``jit``, ``remat`` and ``while_loop``, which have none."""
     if kept(nesting) == 1:
         return 0
     return expected_peak(profile, baseline, nesting) - baseline.peak
@@ -50,7 +50,7 @@ def factor(nesting: Nesting) -> int:
 
 
 def kept(nesting: Nesting) -> int:
-    """How many calls keep their temporaries at once: one for each element of the axes, and for each step of a differentiated loop.
+    """The number of calls that keep their temporaries at once: one for each element of the axes, and for each step of a differentiated loop.
 
     A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway.
     """

@@ -35,7 +35,7 @@ ROOMS = (wrappers, loops, mapping, branches, gradients)
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What a guard found right after its layer: tracers of traces that have ended."""
+    """The finding of a guard right after its layer: tracers of traces that have ended."""
 
     layer: Layer
     leaks: tuple[Found, ...]
@@ -51,12 +51,12 @@ class Guards:
     live: list[dict[tuple[int, int], Any]] = field(default_factory=lambda: [{}])
     """The traces that are alive in each layer that is running, the innermost last."""
     reports: list[Blame] = field(default_factory=list)
-    """What was found, from the innermost layer outwards."""
+    """The findings, from the innermost layer outwards."""
     mutated: list[tuple[Layer, str]] = field(default_factory=list)
     """The leaves that an ``eval_shape`` put into the state, each with its layer."""
 
     def around(self, layer: Layer, program: Program) -> Program:
-        """Run the program of a layer, then look for what it left."""
+        """Run the program of a layer, then look for tracers that it leaked."""
 
         def guarded(state: Any, *inputs: Any) -> Any:
             outer = self.live[-1]
@@ -94,7 +94,7 @@ class Guards:
         return tuple(leak for report in self.reports for leak in report.leaks)
 
     def culprit(self, leak: Found) -> Layer | None:
-        """The innermost layer that left this tracer, or one of its trace."""
+        """The innermost layer that leaked this tracer, or one of its trace."""
         trace = trace_of(leak)
         return next((report.layer for report in self.reports if trace in map(trace_of, report.leaks)), None)
 
@@ -131,11 +131,11 @@ def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int
 
 
 MAPPING = Layer("vmap")
-"""The layer that maps what the call writes and restores."""
+"""The layer that maps leaves that the call writes and restores."""
 
 
 def maps_written(nesting: Nesting) -> bool:
-    """Whether a layer maps what the call writes and restores."""
+    """True if a layer maps leaves that the call writes and restores."""
     return MAPPING in nesting.layers
 
 
@@ -219,7 +219,7 @@ def gradient_types(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tup
 
 
 def primal(layers: tuple[Layer, ...], out: Any) -> Any:
-    """What the subject itself returned, out of the output of a program: no gradients."""
+    """The output of the subject itself, out of the output of a program: no gradients."""
     for number, layer in enumerate(layers):
         if layer.transform == CALL_FIRST:
             return out[0], primal(layers[number + 1 :], out[1])
@@ -271,11 +271,11 @@ def first(leaf: Any) -> Any:
 
 
 BASELINE = Nesting((Layer("jit", "functional"),))
-"""The un-nested jit: a jit over split and merge returns no state but what the call changes."""
+"""The un-nested jit: a jit over split and merge returns only the state that the call changes."""
 
 
 def baseline_for(nesting: Nesting) -> Nesting:
-    """The un-nested program that a nesting is measured by."""
+    """The un-nested program that the memory of a nesting is compared with."""
     grads = [layer for layer in nesting.layers if layer.row.pair == "gradients"][-1:]
     return Nesting(
         (*BASELINE.layers, *(Layer(GRAD, "jax_closure" if layer.captures else "functional") for layer in grads))

@@ -14,13 +14,13 @@ from pytest_nnxcheck.subject.subject import Subject
 
 
 def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> Misfit | None:
-    """Why a layer of the nesting cannot take the subject, whatever its code does."""
+    """The reason why a layer of the nesting cannot take the subject, whatever its code does; `None` if all can."""
     misfits = ((layer, cannot(layer, subject, profile)) for layer in nesting.layers)
     return impossible(nesting) or next((replace(misfit, layer=layer) for layer, misfit in misfits if misfit), None)
 
 
 def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
-    """Why a layer cannot take the subject; `None` if it can."""
+    """The reason why a layer cannot take the subject; `None` if it can."""
 
     def of_leaf(kind: MisfitKind, path: Path, *types: str) -> Misfit:
         return Misfit(kind, subject.path(path), types=types, branches=layer.row.branches)

@@ -1,4 +1,4 @@
-"""What a layer is: it takes a program and gives one of the same signature; and the pieces that all layers are made of.
+"""The definition of a layer, which takes a program and gives one of the same signature, and the pieces that all layers are made of.
 
 A layer is one small function for each transform and style, as a user would write it. It takes the program inside it,
 ``f(state, *inputs) -> out``, and gives a program of the same signature with the same effect on the state, so layers compose in any
@@ -32,12 +32,12 @@ LENGTH = 2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a layer needs to know of the subject and of its place in the nesting."""
+    """The facts of the subject, and of its place in the nesting, that a layer needs."""
 
     changed: Callable[[Any, Any], bool]
     """Filter for `nnx.split`: the leaves that the un-nested call changes."""
     written: Callable[[Any, Any], bool]
-    """Filter for `nnx.split`: those, and the leaves that it writes and restores where `nnx.vmap` cannot broadcast them."""
+    """Filter for `nnx.split`: the changed leaves, and those that it writes and restores where `nnx.vmap` cannot broadcast them."""
     subject: Program
     """The un-nested subject, for ``call_first``."""
     element: Callable[[Any], Any]
@@ -53,7 +53,7 @@ class Plan:
     unchanged: Callable[[Any], AbstractContextManager[None]]
     """Notes what ``eval_shape`` does to the state, which must be nothing."""
     graph_updates: bool
-    """Whether flax hands changes of the graph out of a transform, as it does in its graph mode."""
+    """True if flax hands changes of the graph out of a transform, as it does in its graph mode."""
     length: int = LENGTH
     """Steps of a loop, and length of an axis."""
 

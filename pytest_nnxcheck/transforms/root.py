@@ -1,4 +1,4 @@
-"""The outermost jit: which arguments it gets, and which of them it donates."""
+"""The outermost jit: its arguments, and those that it donates."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Root:
 
     @property
     def takes_state(self) -> bool:
-        """Whether it is handed the state, and captures none. An abstract one must be: a constant of a program has a value."""
+        """True if it is handed the state, and captures none. An abstract one must be handed: a constant of a program has a value."""
         return self.state_arguments > 0
 
     @property
     def state_arguments(self) -> int:
-        """How many of its arguments, from the first, are the state."""
+        """The number of its arguments, from the first, that are the state."""
         return {"argument": 1, "functional": 2}.get(self.style or "", 0)
 
     @property
@@ -72,10 +72,10 @@ class Root:
         return jit
 
     def handed(self, state: Any, length: int = LENGTH) -> tuple[Any, tuple[Any, ...]]:
-        """What the program is called with: the state, and inputs with an axis for every layer that takes one."""
+        """The arguments of the program: the state, and inputs with an axis for every layer that takes one."""
         inputs = stack_inputs(self.nesting, self.subject.inputs, length)
         if self.takes_state and any(layer.row.on_mesh for layer in self.nesting.layers):
-            # Elsewhere jax moves them by itself, and refuses to mix captured ones with those of the mesh.
+            # Elsewhere jax moves them unasked, and refuses to mix captured ones with those of the mesh.
             graphdef, leaves = flax_modes.split(state)
             state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
         # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
@@ -104,7 +104,7 @@ class Root:
         return tuple(self.subject.path(path) for path in paths)
 
     def new_values(self, output: Any) -> dict[str, tuple[str, Any]]:
-        """By the names of the donated inputs the outputs that are their new values, each with its own name."""
+        """The outputs that are new values of the donated inputs, each with its own name, by the names of the inputs."""
         subject = self.subject
         own = jax.tree.leaves(own_output(self.nesting, output))
         given = donated_inputs(subject, self.nesting, self.donate)

@@ -1,4 +1,4 @@
-"""Try one transform on a call by itself: whether it has a gradient, and which leaves a ``vmap`` must map."""
+"""Try one transform alone on a call: whether it has a gradient, and which leaves a ``vmap`` must map."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 def no_gradient(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfit | None:
-    """Why the call has no gradient by its parameters, or by its inputs; `None` where it has one."""
+    """The reason why the call has no gradient by its parameters, or by its inputs; `None` where it has one."""
     if by_inputs and not inexact(subject.inputs):
         return Misfit("no float input")
     if not by_inputs and not profile.training.parameters:
@@ -44,7 +44,7 @@ def no_gradient(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfi
     except Unfit as error:
         return error.misfit
     except jax.errors.UnexpectedTracerError:
-        return None  # what differentiating leaves behind is a leak, which the nestings tell
+        return None  # differentiating leaked a tracer, which the nestings report
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return Misfit("no derivative", other=first_line(error))
     return None
@@ -61,7 +61,7 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
     leaves, treedef = jax.tree.flatten(before)
 
     def maps(mapped: frozenset[Path], handed_on: list[Path]) -> bool:
-        """Whether the call can be mapped over these leaves and its inputs, and hands the others on without an axis."""
+        """True if the call can be mapped over these leaves and its inputs, and hands the others on without an axis."""
 
         def call(leaves: list[Any], *inputs: Any) -> list[Any]:
             module = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
