@@ -21,19 +21,19 @@ from pytest_nnxcheck.compat.graph import is_key
 from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, code_names, layout, top_package
 
 DEEPEST, LONGEST = 5, 200
-"""How far `fingerprint` follows references, and how many items it looks at: an object of the user's may reach the whole program."""
+"""The depth of references and the number of items that `fingerprint` looks at: an object of the user's may reach the whole program."""
 _NUMBERS_AND_STRINGS = (str, int, float, complex, bool, bytes)
 _ATOMS = (*_NUMBERS_AND_STRINGS, type(None), type(...), range, slice)
 _OTHER = "other"
-"""Marks in `plain` what is no plain value."""
+"""The mark in `plain` of a value that is no plain one."""
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array of jax or NumPy, whatever it holds, or a NumPy number."""
+    """True if a value is an array of jax or NumPy, whatever it holds, or a NumPy number."""
     return isinstance(value, jax.Array | np.ndarray | np.generic)
 
 
-# --- what a trace takes for alike ----------------------------------------------------------------------------------------
+# --- values that a trace takes for alike ----------------------------------------------------------------------------------------
 
 
 def fingerprint(value: Any, depth: int = DEEPEST) -> Any:
@@ -56,7 +56,7 @@ def fingerprint(value: Any, depth: int = DEEPEST) -> Any:
 
 
 def held_by(function: FunctionType) -> tuple[Any, ...]:
-    """What a function holds beside its code: the content of its closure, and the defaults of its arguments."""
+    """The values that a function holds beside its code: the content of its closure, and the defaults of its arguments."""
     cells = tuple(map(cell_content, function.__closure__ or ()))
     return cells, function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
 
@@ -73,7 +73,7 @@ def of_items(value: Any, depth: int) -> tuple[Any, ...]:
 
 
 def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
-    """The attributes of an object; of a library's only the function that a wrapper wraps."""
+    """The attributes of an object; for an object of a library only the function that it wraps."""
     stored = layout(type(value))
     own = stored.read(value) or {}
     if top_package(type(value)) in ("jax", "jaxlib", "flax"):
@@ -82,11 +82,11 @@ def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
     return tuple((name, fingerprint(held, depth)) for name, held in pairs[:LONGEST])
 
 
-# --- what decides a result -----------------------------------------------------------------------------------------------
+# --- values that decide a result -----------------------------------------------------------------------------------------------
 
 
 class Unknown(Exception):
-    """A value whose content cannot be told for sure."""
+    """Raised for a value whose content is uncertain."""
 
 
 def exact(value: Any, *, in_graph: bool = False, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
@@ -134,7 +134,7 @@ def in_definition(value: Any, inside: Callable[[Any], Any]) -> Any:
 
 
 def content(value: Any) -> Any:
-    """An array as a hash of its content that collides for nobody."""
+    """The type of an array, and a hash of its content that does not collide in practice."""
     array = np.asarray(jax.random.key_data(value) if is_key(value) else value)
     if array.dtype == object:
         raise Unknown
@@ -173,7 +173,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_type(value: Any) -> str:
-    """The name of the type of a `plain` value; empty for what is none of Python's own."""
+    """The name of the type of a `plain` value; empty for a type that is not Python's own."""
     kind = value[0] if isinstance(value, tuple) else _OTHER
     return "" if kind == _OTHER else str(kind)
 
@@ -187,7 +187,7 @@ def plain_text(value: Any) -> str:
 
 
 def equal(one: Any, other: Any, *, unknown: bool, typed: bool = False) -> bool:
-    """Whether two static values are equal to jax, which asks their ``==``; ``unknown`` where that raises, as for arrays.
+    """True if two static values are equal to jax, which asks their ``==``; ``unknown`` where that raises, as for arrays.
 
     ``typed``: a jit also compares the types of what it is handed, ``1`` and ``1.0``, where a loop compares its carry by ``==`` alone.
     """

@@ -1,4 +1,4 @@
-"""How the walk opens code and what runs it: functions, classes, caches, frames, exceptions, generators, contexts."""
+"""Openers for code and the objects that run it: functions, classes, caches, frames, exceptions, generators, contexts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
 
 
 def keeper(function: FunctionType, name: Name) -> str:
-    """Where a function is kept; empty if its own name says so, or if it is a variable of another function."""
+    """The path of the object that keeps a function; empty if its own name says so, or if it is a variable of another function."""
     whole = function.__qualname__
     names = (whole, whole.rpartition("<locals>.")[2])
     named = f"{name.base}.".startswith(tuple(f"{own}." for own in names))
@@ -142,7 +142,7 @@ def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # 
         visit.put(base, "class attribute", Name(class_name(base)))
 
 
-# --- what wraps code: each is a type of C code (or functools) with fields of known names -------------------------------------
+# --- wrappers of code: each is a type of C code (or functools) with fields of known names -------------------------------------
 
 FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
     functools.partial: (("func", ".func"), ("args", ".args"), ("keywords", ".keywords")),

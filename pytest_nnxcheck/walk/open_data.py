@@ -1,6 +1,6 @@
-"""How the walk opens each kind of object that holds data: containers, instances, Variables. Code is `open_code`.
+"""Openers for each kind of object that holds data: containers, instances, Variables. Code is `open_code`.
 
-An opener hands what an object holds to the visit and keeps the object's places. It reads through `raw_access` only.
+An opener hands the content of an object to the visit and keeps the object's places. It reads through `raw_access` only.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def open_library_object(value: Any, name: Name, visit: Visit) -> None:
 
 
 def holds_state(value: Any, layout_of: Callable[[type], Layout] = layout, *, in_variables: bool = True) -> bool:
-    """Whether an attribute of a library's object is an array or a Variable.
+    """True if an attribute of a library's object is an array or a Variable.
 
     An object of the same library that has an array, as Keras' Variables, counts as well.
     """
@@ -131,7 +131,7 @@ def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001
 
 
 def open_referents(value: Any, name: Name, visit: Visit) -> None:
-    """Open what the garbage collector sees, without names: iterators, views, instances whose class shadows ``__dict__``."""
+    """Open the objects that the garbage collector sees, without names: iterators, views, instances whose class shadows ``__dict__``."""
     visit.fleeting.append((open_referents, value, name))
     for index, item in enumerate(gc.get_referents(value)):
         if item is not type(value):
@@ -147,7 +147,7 @@ def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
-    """`nnx.List` and `nnx.Dict`, which keep their items as attributes."""
+    """Open an `nnx.List` or `nnx.Dict`, which keep their items as attributes."""
     stored = visit.classes.layout(type(value))
     visit.keep(name, ATTRIBUTES, (value, stored))
     listed = variables.kind_of(type(value)) == "nnx list"

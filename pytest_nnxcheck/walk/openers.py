@@ -1,4 +1,4 @@
-"""Which openers open the instances of a class: for its built-in base, for attributes, for the class itself."""
+"""The openers for the instances of a class: for its built-in base, for attributes, for the class itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _BY_BASE: dict[type, Opener] = {
     **dict.fromkeys(open_code.FIELDS, open_code.open_fields),
     **dict.fromkeys(open_code.SUSPENDED, open_code.open_generator),
 }
-"""How built-in types and their subclasses are opened."""
+"""The openers of built-in types and their subclasses."""
 
 # By id, since the hash of a class may be the code of its metaclass.
 _BY_BASE_ID = {id(base): opener for base, opener in _BY_BASE.items()}
@@ -95,7 +95,7 @@ def _of_instance(cls: type) -> tuple[Opener, ...]:
 
 
 def _holds_unseen(cls: type, package: str) -> bool:
-    """Iterators and views: C code that keeps the user's containers alive."""
+    """True for iterators and views: C code that keeps the user's containers alive."""
     name = class_name(cls)
     views = ("iterator", "dict_keys", "dict_values", "dict_items", "map", "zip", "filter", "enumerate", "reversed")
     return (

@@ -1,4 +1,4 @@
-"""Reading Python objects without running anybody's code.
+"""Read Python objects without running anybody's code.
 
 ``obj.attr``, ``vars(obj)``, ``isinstance(obj, ...)``, ``obj == ...`` and even ``hash(type(obj))`` may run a property, a
 ``__getattr__`` or a metaclass of the user. The readers here go through the descriptors of ``type`` and ``object`` instead.
@@ -23,7 +23,7 @@ class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
 _class_module: Callable[[type], Any] = type.__dict__["__module__"].__get__
 _module_dict: Callable[[Any], dict[str, Any]] = class_dict(ModuleType)["__dict__"].__get__
 LruCache: type = type(functools.cache(len))
-"""The type of what `functools.lru_cache` makes; it has no public name."""
+"""The type of the wrapper that `functools.lru_cache` makes; it has no public name."""
 
 LIBRARIES = frozenset(
     (
@@ -45,14 +45,14 @@ _MAKERS = {"abc", "types"}
 
 
 def is_library(module: object) -> bool:
-    """Whether a value is the name of a library's module."""
+    """True if a value is the name of a library's module."""
     return type(module) is str and module.partition(".")[0] in LIBRARIES
 
 
 def top_package(cls: type) -> str:
     """The top-level package of a class; empty if its ``__module__`` is not a string.
 
-    Python says of a class that a call made, ``type(model)(name, bases, {})``, that it is of the module whose code made it: `abc` or `types`.
+    For a class that a call made, ``type(model)(name, bases, {})``, Python names the module whose code made it: `abc` or `types`.
     Such a class is the user's.
     """
     try:
@@ -74,10 +74,10 @@ def module_namespace(value: object) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the attributes of a class' instances are stored."""
+    """The storage of attributes in the instances of a class."""
 
     own_dict: Callable[[Any], dict[str, Any]] | None
-    """Reads the ``__dict__`` of an instance."""
+    """A function that reads the ``__dict__`` of an instance."""
     slots: tuple[tuple[str, Any], ...]
     """(name, descriptor)."""
     hidden: bool

@@ -1,4 +1,4 @@
-"""The mutable places that a walk passed, and putting them back.
+"""Keep the mutable places that a walk passed, and put them back.
 
 Leaks live outside the module too (caches, globals, classes) and outlast the example: a poisoned cache makes every later
 nesting fail, and shrinking tells lies. A place is kept with the objects that it held; they are written back into the place
@@ -36,17 +36,17 @@ class Kind(NamedTuple):
     read: Callable[[Any], Iterable[Any]]
     """The objects in a place, in order. Runs no code of the user's."""
     write: Callable[[Any, list[Any]], None]
-    """Puts objects that were read back into a place that holds others. Keys and items of sets are hashed again."""
+    """A function that puts objects back into a place that holds others. Keys and items of sets are hashed again."""
 
 
 class Places:
-    """What the mutable places held at the time of a walk. Holds strong references, arrays among them."""
+    """The content of mutable places at the time of a walk. Holds strong references, arrays among them."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[object, Kind, Any, list[Any]]] = []
 
     def keep(self, name: object, kind: Kind, place: Any, held: list[Any]) -> None:
-        """Add a place and what it holds. The text of ``name`` is made only if the place cannot be restored."""
+        """Add a place and its content. The text of ``name`` is made only if the place cannot be restored."""
         self._kept.append((name, kind, place, held))
 
     def and_those(self, others: Places) -> Places:
@@ -75,12 +75,12 @@ class Places:
         for _, kind, place, held in self._kept:
             now = list(kind.read(place))
             if not same(now, held):
-                # The walk has met what is still at its position. Most changes add an item or replace one.
+                # The walk has met an object that is still at its position. Most changes add an item or replace one.
                 yield from (item for n, item in enumerate(now) if n >= len(held) or item is not held[n])
 
 
 def same(now: Sequence[Any], held: Sequence[Any]) -> bool:
-    """Whether two lists hold the very same objects; ``==`` would run the user's code."""
+    """True if two lists hold the very same objects; ``==`` would run the user's code."""
     return len(now) == len(held) and all(map(operator.is_, now, held))
 
 
@@ -174,7 +174,7 @@ def write_attributes(place: tuple[Any, Layout], held: list[Any]) -> None:
 _CLASS_UPKEEP = frozenset(
     "__dict__ __weakref__ __doc__ __slots__ __abstractmethods__ __annotations__ __annotations_cache__".split()
 )
-"""What Python keeps in a class for itself: some of it cannot be written."""
+"""Attributes of a class that Python keeps for itself: some of them cannot be written."""
 
 
 def read_class(cls: type) -> list[Any]:

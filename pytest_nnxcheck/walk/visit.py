@@ -35,11 +35,11 @@ class Name(NamedTuple):
     """A path as the user would write it: ``model.act (closure of act: scale[0])``."""
 
     base: str
-    """``scale[0]``: from a root, or from a variable of a function."""
+    """The path from a root, or from a variable of a function: ``scale[0]``."""
     note: str = ""
-    """``closure of act``: where a path starts that does not start at a root."""
+    """The start of a path that does not start at a root: ``closure of act``."""
     keeper: str = ""
-    """``model.act``: where that function is kept, if its own name does not say so."""
+    """The path of that function, if its own name does not say it: ``model.act``."""
 
     def __str__(self) -> str:
         if self.keeper:
@@ -82,7 +82,7 @@ MOST_ITEMS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One tracer and what holds it."""
+    """One tracer and its holder."""
 
     path: str
     # Comparing tracers is an operation of jax.
@@ -91,13 +91,13 @@ class Found:
     """The type of a Variable that holds it as its value, else one of attribute, list, tuple, dict, set, deque, nnx.List, nnx.Dict, closure,
     default argument, class attribute, cached property, global, cache, metadata, frame, generator, exception, input, or the name of a type."""
     passing: bool = False
-    """Reached only through an exception among the roots, and gone with it."""
+    """True if it is reached only through an exception among the roots, and gone with it."""
     keeper: str = ""
     """The path of a function that captured it: see `Name`."""
 
 
 class Classes:
-    """How the instances of classes are read. Each class is looked at once."""
+    """The openers and layouts of classes. Each class is looked at once."""
 
     def __init__(self, openers_of: Callable[[type], tuple[Opener, ...]]) -> None:
         self._openers_of = openers_of
@@ -106,14 +106,14 @@ class Classes:
         self._layouts: dict[int, tuple[type, Layout]] = {}
 
     def openers(self, value: object) -> tuple[Opener, ...] | None:
-        """How an object is opened; `None` for tracers, which never are."""
+        """The openers of an object; `None` for tracers, which are never opened."""
         cls = type(value)
         if id(cls) not in self._openers:
             self._openers[id(cls)] = cls, None if variables.is_tracer(value) else self._openers_of(cls)
         return self._openers[id(cls)][1]
 
     def layout(self, cls: type) -> Layout:
-        """How instances of a class store attributes."""
+        """The layout of the instances of a class."""
         if id(cls) not in self._layouts:
             self._layouts[id(cls)] = cls, layout(cls)
         return self._layouts[id(cls)][1]
@@ -143,7 +143,7 @@ class Visit:
         self._last: deque[tuple[Any, str, Name]] = deque()
 
     def run(self, roots: list[tuple[Name, Any]]) -> None:
-        """Open everything reachable from the roots. The frames of exceptions come last: most of what they hold has a better name elsewhere."""
+        """Open everything reachable from the roots. The frames of exceptions come last: most of their objects have a better name elsewhere."""
         for name, value in roots:
             self.put(value, "input", name)
         while self._queue or self._last:
@@ -174,7 +174,7 @@ class Visit:
         return taken
 
     def keep(self, name: object, kind: Kind, place: Any) -> list[Any]:
-        """Note a mutable place, and return what it holds."""
+        """Note a mutable place, and return its content."""
         held = self.take(kind.read(place))
         self.places.keep(name, kind, place, held)
         return held
@@ -188,5 +188,5 @@ class Visit:
             try:
                 opener(value, name, self)
             except UNREADABLE:
-                # C code of an extension refused, or another thread changed a container: one object less, and said so.
+                # C code of an extension refused, or another thread changed a container: the walk goes on, and is not complete.
                 self.complete = False

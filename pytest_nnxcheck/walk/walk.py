@@ -30,7 +30,7 @@ class Walk(Visit):
     """The modules that were imported at the time."""
 
     def since(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
-        """Walk only what is new or changed. Finds the tracers of a full walk, most under another path. `None` if that is not certain."""
+        """Walk only new or changed objects. Finds the tracers of a full walk, most under another path. `None` if that is not certain."""
         if self.tracers or not self.complete:
             return None
         later = Walk(self.classes)
@@ -99,11 +99,11 @@ def without_garbage(look: Callable[[], T], finds: Callable[[T], object] = bool, 
 
 
 def holds_beside(node: object, leaves: Iterable[object], earlier: Walk | None = None) -> bool:
-    """Whether a graph node holds tracers outside of its leaves. jax compares the structure of a node later, and fails on a tracer."""
+    """True if a graph node holds tracers outside of its leaves. jax compares the structure of a node later, and fails on a tracer."""
     own = {id(leaf) for leaf in leaves}
     return bool(tracers_since(earlier, [("", node)], lambda leaked: id(leaked.tracer) not in own))
 
 
 def opens_names(changed: object) -> bool:
-    """Whether a change may lead a function to other global names: a module, other code, a name that is gone."""
+    """True if a change may lead a function to other global names: a module, other code, a name that is gone."""
     return changed is MISSING or issubclass(type(changed), ModuleType | CodeType)
