@@ -1,4 +1,4 @@
-"""What makes up the peak of a compiled program: XLA's buffer assignment, read together with its HLO module.
+"""The buffers at the peak of a compiled program: XLA's buffer assignment, read together with its HLO module.
 
 The totals come from ``memory_analysis()``; captured constants, which no total counts reliably, from the buffer
 assignment. jaxlib's own ``peak_memory_in_bytes`` leaves the temporaries out on CPU and is never used.
@@ -21,7 +21,7 @@ from pytest_nnxcheck.xla.protobuf import MalformedProto, Message, fields, messag
 
 
 def read(compiled: Any, subject: str | None = None) -> Memory:
-    """Read the memory of what ``lowered.compile()`` returned. Raises `CheckError` if the backend gives no totals.
+    """Read the memory of a program that ``lowered.compile()`` returned. Raises `CheckError` if the backend gives no totals.
 
     ``subject`` is the label of a program that the plugin staged: see `subject.bind.labelled`.
     """
@@ -48,7 +48,7 @@ def _totals(compiled: Any) -> Any:
 
 
 def _sizes(totals: Any) -> tuple[int, int, int, int]:
-    """Arguments, outputs, temporaries and aliased, as a `Split` begins."""
+    """Arguments, outputs, temporaries and aliased bytes, the first fields of a `Split`."""
     return (
         totals.argument_size_in_bytes,
         totals.output_size_in_bytes,
@@ -76,7 +76,7 @@ class Allocation:
     """A piece of memory that XLA sets aside."""
 
     kind: str
-    """argument, constant, output or temporary."""
+    """One of argument, constant, output and temporary."""
     size: int
     parameter: int
     """The number of the parameter that an argument is."""
@@ -140,7 +140,7 @@ def _at_peak(slots: Collection[Slot]) -> Iterator[Slot]:
 
 
 class _Reader:
-    """Names the buffers of one module."""
+    """Reader of one module, which names its buffers."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -182,7 +182,7 @@ class _Reader:
         return replace(chosen, broadcast=bool(large) and all(map(self._is_broadcast, large)))
 
     def _is_broadcast(self, value: Position) -> bool:
-        """Whether a value repeats far fewer elements, and computes nothing."""
+        """True if a value repeats far fewer elements, and computes nothing."""
         instruction = self.module.instructions[value[0]]
         for _ in self.module.instructions:
             match instruction.opcode:

@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def elements(self) -> int:
-        """How many elements an array of this shape has."""
+        """The number of elements of an array of this shape."""
         return math.prod(self.dimensions)
 
     @property
@@ -111,7 +111,7 @@ class Module:
     """A compiled program."""
 
     instructions: dict[int, Instruction]
-    """By id."""
+    """The instructions by id."""
     roots: dict[int, int]
     """The id of the root instruction, by computation."""
     callers: dict[int, list[Instruction]]

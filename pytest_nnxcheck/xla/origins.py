@@ -1,4 +1,4 @@
-"""Where a value of a compiled program comes from: the user's lines, the layer, the parameters it copies, the loop it is for."""
+"""The origin of a value in a compiled program: the user's lines, the layer, the parameters it copies, the loop it is for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MARK = "marked.<locals>.root"
 """The name of the frame at which every stack inside the program of a jit ends: see `transforms.root.marked`."""
 
 PROGRAM = "program of "
-"""How the frames of a subject's own program are called: see `subject.bind.labelled`."""
+"""The beginning of the names of frames of a subject's own program: see `subject.bind.labelled`."""
 
 
 def place(module: Module, instruction: Instruction) -> tuple[tuple[str, ...], str]:
@@ -74,7 +74,7 @@ def frames(module: Module, instruction: Instruction) -> list[Frame]:
 
 
 def _here(stack: list[Frame], subject: str | None) -> bool:
-    """Whether a stack goes through this subject or a layer. Always true in a program that the plugin did not stage."""
+    """True if a stack goes through this subject or a layer. Always true in a program that the plugin did not stage."""
     first = next((frame.function for frame in stack if frame.path.startswith(OWN)), "")
     return subject is None or first == subject or (first != "" and not first.startswith(PROGRAM))
 
@@ -101,7 +101,7 @@ class Origin:
 
     parameters: frozenset[int]
     copied: bool
-    """Whether it is made by copies only. A copy may go through wider floats: XLA for the CPU copies floats of 16 bits so."""
+    """True if it is made by copies only. A copy may go through wider floats: XLA for the CPU copies floats of 16 bits so."""
     through: frozenset[Position]
     """The values on the way."""
     operations: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ def origin(module: Module, position: Position) -> Origin:
 
 
 def _keeps(module: Module, values: Iterable[Position], parameter: Position) -> bool:
-    """Whether every dtype on the way from a parameter holds all values of the parameter's dtype."""
+    """True if every dtype on the way from a parameter holds all values of the parameter's dtype."""
     of_parameter = module.shape(parameter)
     types = {shape.dtype: shape for shape in map(module.shape, values)}
     return all(shape.dtype == of_parameter.dtype or shape.bits > of_parameter.bits for shape in types.values())

@@ -1,4 +1,4 @@
-"""Where the arrays of a state lie: buffer pointers shard by shard, shared buffers, and views of others."""
+"""The memory of the arrays of a state: buffer pointers shard by shard, shared buffers, and views of others."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def pointers(array: Any) -> tuple[int, ...]:
 
 
 def is_deleted(array: Any) -> bool:
-    """Whether an array was donated and cannot be read any more. Host values and tracers are not."""
+    """True if an array was donated and cannot be read any more; never for host values and tracers."""
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and array.is_deleted()
 
 
 def inner_donation(handed: Mapping[str, Any], left: Mapping[str, Any], returned: Iterable[Any]) -> InnerDonation:
-    """Which arrays a call donated inside: ``handed`` are those that it was called with, ``left`` those of the state after it, by name."""
+    """The arrays that a call donated inside: ``handed`` are those that it was called with, ``left`` those of the state after it, by name."""
     # The call ran on a copy whose leaves share nothing: a deleted array names the leaf that was donated.
     owner = {id(array): name for name, array in handed.items() if is_deleted(array)}
     outputs = set(map(id, returned))
@@ -82,7 +82,7 @@ def foreign_views(leaves: Iterable[tuple[str, Any]], arrays: Iterable[tuple[str,
 
 
 def is_numpys_own(array: Any) -> bool:
-    """Whether the memory of a NumPy array is NumPy's, a file's or bytes', and not that of a jax array, which gives a buffer or a capsule.
+    """True if the memory of a NumPy array is NumPy's, a file's or bytes', and not that of a jax array, which gives a buffer or a capsule.
 
     A Variable may lie in such memory: `jnp.asarray` on the CPU up to jax 0.6, and `jax.device_put` on all versions, take it over if the
     first element is at a multiple of 64 bytes.
@@ -123,7 +123,7 @@ def in_mapped_files(pointers: Iterable[tuple[str, int]], spans: list[Span]) -> l
     """(name, file) of the pointers that lie in memory-mapped files, as weights of a checkpoint may; ``spans`` are sorted.
 
     A donated program marks such an array deleted and puts the new value elsewhere, on all versions: see `is_numpys_own`. The check runs a
-    copy, which does not show it. A mapped file can be told by its address; memory of NumPy on the heap looks like any other.
+    copy, which does not show it. An address shows a mapped file; memory of NumPy on the heap looks like any other.
     """
     starts = [start for start, _, _ in spans]
     mapped = []

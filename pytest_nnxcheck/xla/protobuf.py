@@ -1,6 +1,6 @@
 """The wire format of protobuf, read without a library: one message at a time, its nested messages still serialized.
 
-What is not known is kept, so that a new field in a new jaxlib costs nothing.
+Unknown fields are kept, so that a new field in a new jaxlib costs nothing.
 """
 
 from __future__ import annotations
