@@ -1,4 +1,4 @@
-"""What the traced program of a call does."""
+"""The facts of the traced program of a call."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
 
 SMALLEST = 2
-"""From this many equal elements on, XLA makes a constant a broadcast."""
+"""The least number of equal elements from which XLA makes a constant a broadcast."""
 
 
 def captured(closed: Any, kept: Sequence[tuple[str, Any]]) -> tuple[Captured, ...]:
@@ -36,7 +36,7 @@ def captured(closed: Any, kept: Sequence[tuple[str, Any]]) -> tuple[Captured, ..
 
 
 def is_filled(const: Any) -> bool:
-    """Whether an array of NumPy holds one value only, such as ``np.zeros(n)``: XLA keeps that value, and no array of it."""
+    """True if an array of NumPy holds one value only, such as ``np.zeros(n)``: XLA keeps that value, and no array of it."""
     if not isinstance(const, np.ndarray) or const.size < SMALLEST or const.dtype == object:
         return False
     return bool((const == const.flat[0]).all())
@@ -106,7 +106,7 @@ def elements_used(jaxpr: Any, var: Any, fixed: frozenset[int] = frozenset()) -> 
 
 
 def keeps_all(eqn: Any) -> bool:
-    """Whether an equation makes one array of one, element by element: a cast, a reshape, a sine."""
+    """True if an equation makes one array of one, element by element: a cast, a reshape, a sine."""
     sizes = [var.aval.size for var in (*eqn.invars, *eqn.outvars)]
     return len(sizes) == 2 and sizes[0] == sizes[1]
 
@@ -122,7 +122,7 @@ def elements_of_operand(eqn: Any, number: int, same: list[bool]) -> int:
 
 
 def elements_used_inside(jaxpr: Any, numbers: range, number: int, same: list[bool]) -> int:
-    """The same of a jaxpr inside an equation, whose first inputs are the operands of these numbers."""
+    """The number of elements of one operand that a jaxpr inside an equation needs; its first inputs are the operands of these numbers."""
     fixed = frozenset(id(var) for var, operand in zip(jaxpr.invars, numbers, strict=False) if same[operand])
     return elements_used(jaxpr, jaxpr.invars[numbers.index(number)], fixed)
 
@@ -143,7 +143,7 @@ def handed_in(eqn: Any) -> list[tuple[Any, range]]:
 
 
 def is_cut(eqn: Any) -> bool:
-    """Whether an equation takes one slice of its first operand; older jax writes some of them as a gather of one index."""
+    """True if an equation takes one slice of its first operand; older jax writes some of them as a gather of one index."""
     if eqn.primitive.name == GATHER:
         return int(np.prod(eqn.invars[1].aval.shape[:-1])) == 1
     return eqn.primitive.name in SLICES

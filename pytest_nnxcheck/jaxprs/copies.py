@@ -21,25 +21,25 @@ class TracedProgram:
     """A program as it was traced."""
 
     jaxpr: Any
-    """Closed."""
+    """The closed jaxpr."""
     arguments: list[Any]
-    """Flat, those that it was traced for."""
+    """The flat arguments that it was traced for."""
     donated: tuple[int, ...]
-    """The numbers of those that it donates."""
+    """The numbers of the arguments that it donates."""
     leaves: int = 0
     """The number of arguments, from the first, that are leaves of the state."""
     keep_unused: bool = True
-    """Whether arguments that nobody reads stay in the program."""
+    """True if arguments that nobody reads stay in the program."""
 
     @classmethod
     def of(cls, staged: Any, leaves: int) -> TracedProgram:
-        """From the result of `staging.staged_jit`."""
+        """The program of a result of `staging.staged_jit`."""
         donated = tuple(number for number, is_donated in enumerate(staged.donated) if is_donated)
         return cls(staged.traced.jaxpr, jax.tree.leaves(staged.arguments), donated, leaves)
 
     @property
     def hoisted(self) -> bool:
-        """Whether it has inputs that nobody passes: leaked tracers on jax 0.5, a captured `jax.Ref`."""
+        """True if it has inputs that nobody passes: leaked tracers on jax 0.5, a captured `jax.Ref`."""
         return len(staging.open_jaxpr(self.jaxpr).invars) != len(self.arguments)
 
 

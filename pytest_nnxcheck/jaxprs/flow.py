@@ -1,4 +1,4 @@
-"""Read facts from a jaxpr: which outputs are inputs, what an output depends on, who uses a variable, which operations occur.
+"""Read facts from a jaxpr: outputs that are inputs, dependencies of outputs, users of variables, operations.
 
 A leaf that is rewritten with its own value (an inner `nnx.scan` or `nnx.remat` does that) is not changed: counting it would
 excuse the very copies of google/flax#4871.
@@ -31,7 +31,7 @@ def jaxprs_of(eqn: Any) -> Iterator[Any]:
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """The same, open."""
+    """The jaxprs among an equation's parameters, open."""
     return map(staging.open_jaxpr, jaxprs_of(eqn))
 
 
@@ -54,11 +54,11 @@ def called(eqn: Any) -> Any:
     return inner if inner is not None and len(inner.invars) == len(eqn.invars) else None
 
 
-# --- which outputs are inputs ------------------------------------------------------------------------------------------
+# --- outputs that are inputs ------------------------------------------------------------------------------------------
 
 
 Sources = tuple[int | None, ...]
-"""For each output, the number of the input it is; None where it is computed."""
+"""The number of the input that each output is; None where it is computed."""
 
 
 def sources(jaxpr: Any, copies: AbstractSet[str] = COPIES) -> Sources:
@@ -73,7 +73,7 @@ def sources(jaxpr: Any, copies: AbstractSet[str] = COPIES) -> Sources:
 
 
 def handed_through(eqn: Any, copies: AbstractSet[str] = COPIES) -> Sources:
-    """For each output of an equation, the number of the operand it is."""
+    """The number of the operand that each output of an equation is; None where it is computed."""
     name = eqn.primitive.name
     nothing: Sources = (None,) * len(eqn.outvars)
     if name in copies:
@@ -89,7 +89,7 @@ def of_call(eqn: Any, copies: AbstractSet[str]) -> Sources:
 
 
 def of_scan(eqn: Any, copies: AbstractSet[str]) -> Sources:
-    """A carry that its body hands on is the operand; a stacked output that is the slice of a scanned input is that input."""
+    """The sources of a scan: a carry that its body hands on is the operand; a stacked output that is the slice of a scanned input is that input."""
     body = sources(staging.open_jaxpr(eqn.params["jaxpr"]), copies)
     consts, carry = staging.scan_layout(eqn)
     kept = tuple(consts + k if body[k] == consts + k else None for k in range(carry))
@@ -114,11 +114,11 @@ def of_cond(eqn: Any, copies: AbstractSet[str]) -> Sources:
 RULES: dict[str, Callable[[Any, AbstractSet[str]], Sources]] = {SCAN: of_scan, WHILE: of_while, COND: of_cond}
 
 
-# --- what goes into an output ------------------------------------------------------------------------------------------
+# --- inputs that go into an output ------------------------------------------------------------------------------------------
 
 
 def origins(jaxpr: Any) -> tuple[int, ...]:
-    """For each output the inputs that go into it, as bits of a number; an unknown equation mixes all it is given."""
+    """The inputs that go into each output, as bits of a number; an unknown equation mixes all its operands."""
     bits: dict[int, int] = {id(var): 1 << number for number, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         operands = [bits.get(id(var), 0) for var in eqn.invars]
@@ -132,18 +132,18 @@ def origins(jaxpr: Any) -> tuple[int, ...]:
 
 
 def joined(operands: list[int], numbers: int) -> int:
-    """The bits of those operands whose own number is among the bits of ``numbers``."""
+    """The bits of the operands whose own number is among the bits of ``numbers``."""
     return functools.reduce(operator.or_, (bits for k, bits in enumerate(operands) if numbers >> k & 1), 0)
 
 
 def counted_in_vain(jaxpr: Any, number: int) -> bool:
-    """Whether a jaxpr adds to an input in vain: the input goes into no output, except one that is the input, unchanged."""
+    """True if a jaxpr adds to an input in vain: the input goes into no output, except one that is the input, unchanged."""
     reached = zip(origins(jaxpr), sources(jaxpr), strict=True)
     return adds_to(jaxpr, number) and not any(bits >> number & 1 and source != number for bits, source in reached)
 
 
 def adds_to(jaxpr: Any, number: int) -> bool:
-    """Whether an equation adds to this input, here or in a jit inside."""
+    """True if an equation adds to this input, here or in a jit inside."""
     here = uses(jaxpr)
     return any(
         eqn.primitive.name == "add"
@@ -217,7 +217,7 @@ def uses(jaxpr: Any) -> Uses:
     return _uses[jaxpr]
 
 
-# --- what a program does -------------------------------------------------------------------------------------------------
+# --- effects and size of a program -------------------------------------------------------------------------------------------------
 
 
 def constants(closed: Any) -> list[Any]:
@@ -227,7 +227,7 @@ def constants(closed: Any) -> list[Any]:
 
 
 def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
-    """For each input whether a jit among the equations donates it; None if no jit takes it."""
+    """True for each input that a jit among the equations donates; None if no jit takes it."""
     by_input: dict[int, bool] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in CALLS:
@@ -237,19 +237,19 @@ def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
 
 
 def inner_donations(closed: Any) -> int:
-    """The number of operands that inner jits donate. An outer jit drops that in silence."""
+    """The number of operands that inner jits donate. An outer jit drops these donations in silence."""
     jits = (eqn for eqn in all_equations(closed) if eqn.primitive.name in CALLS)
     return sum(sum(eqn.params.get("donated_invars", ())) for eqn in jits)
 
 
 def calls_back(closed: Any) -> bool:
-    """Whether the program runs Python code or raises while it runs: `jax.pure_callback`, `jax.debug.print`, a check of checkify."""
+    """True if the program runs Python code or raises while it runs: `jax.pure_callback`, `jax.debug.print`, a check of checkify."""
     names = (eqn.primitive.name for eqn in all_equations(closed))
     return any("callback" in name or name == "check" for name in names)
 
 
 def branches(closed: Any) -> bool:
-    """Whether the program chooses between branches: `jax.lax.cond`, `nnx.switch`."""
+    """True if the program chooses between branches: `jax.lax.cond`, `nnx.switch`."""
     return any(eqn.primitive.name == COND for eqn in all_equations(closed))
 
 
@@ -258,13 +258,13 @@ def scans(closed: Any) -> Iterator[Any]:
 
 
 def writes_back(closed: Any) -> bool:
-    """Whether a scan stacks its stacked inputs anew, as they are: `nnx.scan` does that with what its body hands out."""
+    """True if a scan stacks its stacked inputs anew, as they are: `nnx.scan` does that with the state that its body hands out."""
     stacked = (of_scan(scan, COPIES)[staging.scan_layout(scan)[1] :] for scan in scans(closed))
     return any(operand is not None for operands in stacked for operand in operands)
 
 
 def remat_in_scan(closed: Any) -> bool:
-    """Whether the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
+    """True if the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
     bodies = (all_equations(scan.params["jaxpr"]) for scan in scans(closed))
     return any(eqn.primitive.name in REMATS for body in bodies for eqn in body)
 

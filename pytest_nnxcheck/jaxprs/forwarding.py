@@ -1,8 +1,8 @@
-"""What a program holds because it hands values back unchanged.
+"""Rewrite a program without the copies that it holds because it hands values back unchanged.
 
 `nnx.scan` over `nnx.remat` returns every parameter that it was given, and XLA allocates the whole stack once more (google/flax#4871).
-A forwarded program takes each such value from where it came from. What the compiled program no longer holds then was a copy of the state.
-XLA inserts what it needs for reasons of its own into both programs, so that nothing has to be excused.
+A forwarded program takes each such value from its source. Bytes that the compiled program no longer holds then were a copy of the state.
+XLA inserts copies for reasons of its own into both programs, so that nothing has to be excused.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def handed_inputs(jaxpr: Any) -> frozenset[int]:
 
 
 def returned_twice(jaxpr: Any, numbers: frozenset[int]) -> list[int]:
-    """Those of the inputs that come out as they are more than once, each as often as there is one too many."""
+    """The inputs that come out unchanged more than once, each as often as there is one too many."""
     times = Counter(source for source in sources(staging.open_jaxpr(jaxpr)) if source in numbers)
     return [*(times - Counter(numbers)).elements()]

@@ -81,7 +81,7 @@ def recasts(level: Level) -> Iterator[Recast]:
 
 
 def saved(level: Level) -> Iterator[Saved]:
-    """What a scan stacks for a scan in the other direction: the residuals of a backward pass."""
+    """The arrays that a scan stacks for a scan in the other direction: the residuals of a backward pass."""
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
             carried, stacked = carried_and_stacked(eqn)
@@ -164,7 +164,7 @@ def needed_beside(jaxpr: Any, leaf: int, before: int, after: int) -> Iterator[He
 
 
 def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice]:
-    """The same inside a call or a loop that takes the old value and gives the new one."""
+    """Find such a leaf inside a call or a loop that takes the old value and gives the new one."""
     params = eqn.params
     if (inner := flow.called(eqn)) is not None:
         yield from needed_beside(inner, leaf, operand, output)
@@ -181,7 +181,7 @@ def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice
 
 
 def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:
-    """Whether an equation needs an output of another one, directly or not."""
+    """True if an equation needs an output of another one, directly or not."""
     uses, ahead, seen = flow.uses(jaxpr), [other], {id(other)}
     for each in ahead:
         users = (user for out in each.outvars for user in uses.takers.get(id(out), ()))
@@ -231,6 +231,6 @@ def goes_back(eqn: Any) -> bool:
 
 
 def takes_one(eqn: Any, stack: Any) -> bool:
-    """Whether an equation takes one step of a stack, or less."""
+    """True if an equation takes one step of a stack, or less."""
     least = math.prod(stack.aval.shape[1:])
     return eqn.primitive.name in ONE_STEP and all(math.prod(var.aval.shape) <= least for var in eqn.outvars)
