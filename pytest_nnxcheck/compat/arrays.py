@@ -21,7 +21,7 @@ NUMBERS = (bool, int, float, complex)
 
 @functools.cache
 def _copies_by_transfer() -> bool:
-    """Whether `jax.device_put` with ``may_alias=False`` gives a buffer of its own.
+    """True if `jax.device_put` with ``may_alias=False`` gives a buffer of its own.
 
     Public, but jax 0.4.33 has no such argument, and jax 0.5.3 ignores it without a sharding; jax 0.6.2, 0.10 and 0.12 heed it.
     """
@@ -34,7 +34,7 @@ def _copies_by_transfer() -> bool:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether a NumPy array can stand for this array: it is bound to no device, no key and not weakly typed."""
+    """True if a NumPy array can replace this array: it is bound to no device, no key and not weakly typed."""
     return (
         isinstance(array, jax.Array)
         and not isinstance(array, jax.core.Tracer)
@@ -127,13 +127,13 @@ def as_array(leaf: Any) -> Any:
 
 
 def is_ref(value: Any) -> bool:
-    """Whether a value is a mutable array of `jax.new_ref`. Tried on jax 0.10 and 0.12; before 0.7 there are none."""
+    """True if a value is a mutable array of `jax.new_ref`. Tried on jax 0.10 and 0.12; before 0.7 there are none."""
     kind = getattr(jax, "Ref", None)
     return kind is not None and isinstance(value, kind)
 
 
 def is_array(value: Any) -> bool:
-    """Whether jax accepts the value as an array; NumPy also has arrays of text, dates and objects."""
+    """True if jax accepts the value as an array; NumPy also has arrays of text, dates and objects."""
     if isinstance(value, jax.Array):
         return True
     if not isinstance(value, np.ndarray | np.generic):

@@ -28,7 +28,7 @@ Tried on the CPU: jax 0.6.2, 0.10.2 and 0.12 do. On jax 0.4.33 and 0.5.3 ``memor
 so that its peak is too high; all else is equal.
 """
 OPTIONS: dict[str, Any] = {
-    # Small programs are what a check compiles.
+    # A check compiles small programs.
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
     # Without it, a program whose lines have moved would come back with its old lines.
@@ -73,7 +73,7 @@ def folder_of_compiles() -> Path | None:
 
 
 def no_compile_cache() -> str:
-    """Why programs cannot be kept between runs here; empty if they can."""
+    """The reason why programs cannot be kept between runs here; empty if they can."""
     values = jax.config.values
     if jax.__version_info__ < EQUAL_FROM:
         return f"jax {jax.__version__} gives back programs that tell no aliased bytes"
@@ -146,7 +146,7 @@ def canonical(text: str) -> str:
 
 
 def beside_text(lowered: Any) -> Hashable | None:
-    """What differs between programs of the same text: devices, weak types, kinds of keys, constants that are handed in.
+    """The differences between programs of the same text: devices, weak types, kinds of keys, constants that are handed in.
 
     `None` for a program that calls Python code: the text names a callback by its primitive, from jax 0.6 on without an address. With
     ``jax_use_simplified_jaxpr_constants`` a captured array is an argument of the program, which keeps it alive, so that its id stays its own.
@@ -173,10 +173,10 @@ class Compiled:
 
     program: Any
     shared: bool
-    """It was compiled for another lowered program of the same text, and has the lines of that one."""
+    """True if it was compiled for another lowered program of the same text, and has the lines of that one."""
     lowered: Any
     read: dict[Any, Any] = field(default_factory=dict)
-    """What was read of the program, for all that share it."""
+    """Facts that were read of the program, for all that share it."""
 
     def __call__(self, *args: Any) -> Any:
         """Run it on the arguments of the program that was lowered. Raises what jax raises."""
@@ -188,7 +188,7 @@ class Compiled:
 
 @dataclass(slots=True)
 class SharedPrograms:
-    """The compiled programs of one test, by their text and what it leaves out. All versions: what ``as_text`` prints has no locations."""
+    """The compiled programs of one test, by their text and `beside_text`. All versions: the output of ``as_text`` has no locations."""
 
     known: dict[tuple[str, Hashable], Compiled] = field(default_factory=dict)
     on: bool = True

@@ -87,9 +87,9 @@ def arguments_of(frame: FrameType) -> tuple[Any, ...]:
 
 
 def traced_program(frame: FrameType) -> tuple[Any, tuple[bool, ...]] | None:
-    """The closed jaxpr of the call that a frame of jax compiles for, and which of its inputs are donated; `None` ahead of any call.
+    """The closed jaxpr of the call that a frame of jax compiles for, and for each input whether it is donated; `None` ahead of any call.
 
-    They are locals of the function that compiles what the cache of a call misses. All versions.
+    They are locals of the function that compiles a program that the cache of a call misses. All versions.
     """
     names = _locals_of("_pjit_call_impl_python", "jaxpr", frame)
     return (names["jaxpr"], tuple(names["donated_invars"])) if names else None
@@ -105,12 +105,12 @@ def _locals_of(function: str, name: str, frame: FrameType | None) -> dict[str, A
 
 
 def warns_of_widened() -> bool:
-    """Whether jax warns of a donated buffer where an output of as many elements has another size, as before 0.8. Tried on all versions, and 0.7.2 to 0.9.2."""
+    """True if jax warns of a donated buffer where an output of as many elements has another size, as before 0.8. Tried on all versions, and 0.7.2 to 0.9.2."""
     return bool(jax.__version_info__ < (0, 8))
 
 
 def no_totals() -> str:
-    """Why the totals of a program's memory may be wrong; empty if they are right. See `EQUAL_FROM`. All versions."""
+    """The reason why the totals of a program's memory may be wrong; empty if they are right. See `EQUAL_FROM`. All versions."""
     if jax.__version_info__ >= EQUAL_FROM or not jax.config.values.get(DIRECTORY):
         return ""
     return f"jax {jax.__version__} gives back programs from {DIRECTORY} that tell no aliased bytes"

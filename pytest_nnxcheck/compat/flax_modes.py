@@ -1,4 +1,4 @@
-"""The modes of flax: which there are, and how to run code, split a module and walk its graph (`nnx.iter_graph`) in one.
+"""The modes of flax: their names, and ways to run code, split a module and walk its graph (`nnx.iter_graph`) in one.
 
 Graph mode follows references, and a transform hands changes of the graph out, or not (``graph_updates``); in tree mode a module is a
 plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public, and work for all layers from flax 0.12.7 on.

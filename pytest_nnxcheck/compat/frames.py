@@ -1,4 +1,4 @@
-"""Frames of Python in jax and flax: which transform a frame is, who called it, and who asked for the devices.
+"""Frames of Python in jax and flax: the transform that a frame is, its caller, and the lines that ask for the devices.
 
 They explain a failure and decide none. There is no public way to ask what a frame is: names of functions, many of them private, are
 read by profiling hooks. Tried on all versions.
@@ -70,7 +70,7 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
 
 
 def transforms_by_itself(frame: FrameType) -> bool:
-    """Whether a function of jax calls a transform that the user did not write."""
+    """True if a function of jax calls a transform that the user did not write."""
     return frame.f_code.co_name in ("make_jaxpr_f", "custom_root") and package(frame) == "jax"
 
 
@@ -88,7 +88,7 @@ def called(frame: FrameType) -> str:
 
 
 def made_before(frame: FrameType) -> bool:
-    """Whether the frame is of a function that a transform made, ``jax.vmap(f)``, and not of the transform itself."""
+    """True if the frame is of a function that a transform made, ``jax.vmap(f)``, and not of the transform itself."""
     return frame.f_code.co_name == _TRACES_JITTED or _IN in frame.f_code.co_qualname
 
 
@@ -125,7 +125,7 @@ def profiled(watch: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
 
 
 _TRACES, _INFERS = "trace_to_jaxpr", "_infer_params"
-"""How the names of the functions of jax begin that trace a function, and of those by which a jit does so.
+"""The beginnings of the names of jax's functions that trace a function, and of those by which a jit does so.
 
 Both are needed: up to jax 0.6 the derivative of a function is traced below its jit as well.
 """
@@ -156,7 +156,7 @@ def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
 
 
 def raised_by_library(error: BaseException) -> bool:
-    """Whether code of jax or flax raised an exception. Tried on all versions.
+    """True if code of jax or flax raised an exception. Tried on all versions.
 
     jax takes the frames of both out of a traceback. The innermost frame is then the user's, and its instruction is a call, not a raise.
     """
@@ -170,5 +170,5 @@ def raised_by_library(error: BaseException) -> bool:
 
 
 def package(frame: FrameType) -> str:
-    """The package that the code of a frame is in, at the top; empty where that is not said."""
+    """The top-level package of the code of a frame; empty where its module has no name."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -23,7 +23,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 def is_graph_node(value: object) -> bool:
-    """Whether flax treats the value as a node of a graph: a Module, Rngs, Optimizer, or a Variable.
+    """True if flax treats the value as a node of a graph: a Module, Rngs, Optimizer, or a Variable.
 
     `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after. All versions.
     """
@@ -90,7 +90,7 @@ def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def holds_nodes(value: Any) -> bool:
-    """Whether a graph node is in the value: itself, or as an item of a list, tuple or dict. All versions."""
+    """True if a graph node is in the value: itself, or as an item of a list, tuple or dict. All versions."""
     if isinstance(value, list | tuple):
         return any(map(holds_nodes, value))
     if isinstance(value, dict):
@@ -99,7 +99,7 @@ def holds_nodes(value: Any) -> bool:
 
 
 def is_key(array: Any) -> bool:
-    """Whether an array, or its abstract twin, holds PRNG keys. All versions."""
+    """True if an array, or its abstract twin, holds PRNG keys. All versions."""
     return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
@@ -115,7 +115,7 @@ def zeros(shape: Any) -> Any:
 
 
 def take_marks(node: Any, other: Any) -> None:
-    """Copy flax's marks from another node to a node: which attributes are data.
+    """Copy flax's marks of attributes that are data from another node to a node.
 
     `nnx.data` is public, but only marks a value that is assigned; nothing public reads a mark. Flax before 0.11 keeps none. All versions.
     """
@@ -165,7 +165,7 @@ def _flax() -> tuple[int, ...]:
 
 
 def remat_updates_can_be_off() -> bool:
-    """Whether `nnx.remat` takes ``graph_updates``, from flax 0.12 on; without, `nnx.scan` copies the state that it hands out.
+    """True if `nnx.remat` takes ``graph_updates``, from flax 0.12 on; without, `nnx.scan` copies the state that it hands out.
 
     From flax 0.10.7 on `nnx.scan` itself copies nothing; that of 0.10.2 copies whatever it scans over. Tried on all versions.
     """
@@ -196,13 +196,13 @@ def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
 
 
 def has_data() -> bool:
-    """Whether flax has `nnx.data`, which marks a plain value as data, from 0.12 on. Tried on all versions."""
+    """True if flax has `nnx.data`, which marks a plain value as data, from 0.12 on. Tried on all versions."""
     return hasattr(nnx, "data")
 
 
 @functools.cache
 def takes_variables() -> bool:
-    """Whether a transform of flax takes a Variable that no module holds; flax 0.10.2 treats it as a leaf. Tried on all versions."""
+    """True if a transform of flax takes a Variable that no module holds; flax 0.10.2 treats it as a leaf. Tried on all versions."""
     try:
         nnx.split(nnx.Variable(0))
     except RuntimeError:

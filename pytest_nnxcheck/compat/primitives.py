@@ -20,22 +20,22 @@ CALLS = REMATS | {
     "custom_vjp_call",
     "custom_vjp_call_jaxpr",
 }
-"""Call a jaxpr of their own with the operands as they are."""
+"""Primitives that call a jaxpr of their own with the operands as they are."""
 
 BARRIER, CONSTRAINT = "optimization_barrier", "sharding_constraint"
 
 COPIES = frozenset({"copy", "copy_p", BARRIER, CONSTRAINT, "name", "stop_gradient"})
-"""Hand their operand on."""
+"""Primitives that hand their operand on."""
 
 UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
-"""Write a part of their first operand."""
+"""Primitives that write a part of their first operand."""
 
 JOINS = frozenset({"concatenate", "stack"})
-"""Make one array of all operands; jax 0.12 has a `stack`."""
+"""Primitives that make one array of all operands; jax 0.12 has a `stack`."""
 
 PARTS = frozenset(
     {"slice", "dynamic_slice", "split", "unstack", "squeeze", "reshape", "expand_dims", "broadcast_in_dim"}
 )
-"""Give some or all elements of their first operand, in order; a broadcast does where it has as many."""
+"""Primitives that give some or all elements of their first operand, in order; a broadcast does where it has as many."""
 
 GATHER, SLICES = "gather", frozenset({"slice", "dynamic_slice"})

@@ -22,12 +22,12 @@ _WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "gr
 
 
 def is_tracer_error(error: BaseException | None) -> bool:
-    """Whether the exception is what jax raises when a tracer of an ended trace is used. All versions."""
+    """True if jax raised the exception because a tracer of an ended trace was used. All versions."""
     return isinstance(error, jax.errors.UnexpectedTracerError)
 
 
 def asks_for_value(error: BaseException | None) -> bool:
-    """Whether the exception is what jax raises when Python asks for the value of a tracer. All versions.
+    """True if jax raised the exception because Python asked for the value of a tracer. All versions.
 
     Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax': one of these.
     """
@@ -43,7 +43,7 @@ def asks_for_value(error: BaseException | None) -> bool:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether flax refused to touch a graph node from another trace level.
+    """True if flax refused to touch a graph node from another trace level.
 
     `TraceContextError` is public; for a Variable flax raises a plain ValueError from its own files. All versions.
     """
@@ -51,14 +51,14 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def _nnx_says(error: BaseException | None, words: tuple[str, ...]) -> bool:
-    """Whether a plain ValueError out of the files of `flax.nnx` has one of these words."""
+    """True if the exception is a plain ValueError out of the files of `flax.nnx` with one of these words."""
     if not isinstance(error, ValueError) or not any(word in str(error).lower() for word in words):
         return False
     return str(pathlib.Path(nnx.__file__).parent) in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
-    """Whether flax refused what a mode cannot do: shared Variables in tree mode, `nnx.StateAxes` without graph updates.
+    """True if flax refused a thing that a mode cannot do: shared Variables in tree mode, `nnx.StateAxes` without graph updates.
 
     Flax raises a plain ValueError from its own files, whose text names the mode or its flags. In the current mode, and in graph mode, the
     exception is the user's own: no other mode would do better. All versions.
@@ -88,7 +88,7 @@ _NO_RULE = (
 
 
 def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit | None:
-    """What jax itself cannot do under ``transforms`` inside a jit; `None` for any other exception.
+    """The fault of jax itself, which cannot take the call under ``transforms`` inside a jit; `None` for any other exception.
 
     No rule: ``ragged_dot`` under `jax.vmap`, or a callback without a way to map it. All versions raise `NotImplementedError`, or another type
     with the words of ``_NO_RULE``. An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, fails an ``assert``

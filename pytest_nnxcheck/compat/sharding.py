@@ -88,7 +88,7 @@ def shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]
 
 
 def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
-    """The same with modules among the arguments; flax has `nnx.shard_map` from 0.10.7 on. Raises `Unfit` before. All versions."""
+    """``f`` over a mesh, with modules among the arguments; flax has `nnx.shard_map` from 0.10.7 on. Raises `Unfit` before. All versions."""
     if not hasattr(nnx, "shard_map"):
         raise Unfit(Misfit("no nnx.shard_map", flax.__version__))
     check = "check_vma" if "check_vma" in inspect.signature(nnx.shard_map).parameters else "check_rep"

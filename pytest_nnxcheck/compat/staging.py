@@ -21,9 +21,9 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 def serialized_buffer_assignment(totals: Any) -> tuple[bytes | None, bool]:
     """XLA's ``BufferAssignmentProto``, and whether it is field 3 of the ``HloProto`` that is given in its place.
 
-    ``totals`` is what ``memory_analysis()`` of a compiled program returned, which serializes both anew in each call.
+    ``totals`` is the result of ``memory_analysis()`` of a compiled program, which serializes both anew in each call.
     `None` where this jaxlib gives neither. No public way: ``memory_analysis()`` documents totals only. On jax 0.6.2 to 0.12 the proto is
-    an attribute of its own, on jax 0.4.33 and 0.5.3 it stands in the other. Tried on all versions, CPU.
+    an attribute of its own, on jax 0.4.33 and 0.5.3 it is inside the other. Tried on all versions, CPU.
     """
     assignment = getattr(totals, "serialized_buffer_assignment_proto", None)
     return (assignment, False) if assignment else (getattr(totals, "serialized_hlo_proto", None), True)
@@ -63,7 +63,7 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class StagedJit:
-    """A jitted function, called with arguments: what jax traced and lowered for them."""
+    """A jitted function, called with arguments: its trace, and the program that jax lowered for them."""
 
     jitted: Any
     arguments: tuple[Any, ...]
@@ -74,7 +74,7 @@ class StagedJit:
 
     @property
     def donated(self) -> tuple[bool, ...]:
-        """Whether each of the flat arguments is donated; empty for a program that captures a `jax.Ref`, whose arguments jax cannot list."""
+        """True for each flat argument that is donated; empty for a program that captures a `jax.Ref`, whose arguments jax cannot list."""
         try:
             return tuple(info.donated for info in jax.tree.leaves(self.lowered.args_info))
         except ValueError:  # "Too many leaves for PyTreeDef"
@@ -94,7 +94,7 @@ class StagedJit:
 def staged_jit(
     wrapper: Callable[..., Any], f: Callable[..., Any], run: Callable[[StagedJit], Any], **options: Any
 ) -> Any:
-    """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces and lowers once, and returns what ``run`` makes of that.
+    """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces and lowers once, and returns the result of ``run`` for that.
 
     `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its result hides the abstract outputs: the `jax.jit` inside it is staged
     instead. All versions.
@@ -123,7 +123,7 @@ def without_dead_code(jaxpr: Any) -> Any:
 
 
 def inputs_needed(jaxpr: Any, outputs: list[bool]) -> list[bool]:
-    """For each input of an open jaxpr, whether one of these outputs or an effect needs it, inside loops and jits too.
+    """True for each input of an open jaxpr that one of these outputs or an effect needs, inside loops and jits too.
 
     Before jax 0.12 a while loop needs all that it carries, and in all versions a function with its own rule for the derivative needs all inputs.
     No public way. All versions.
@@ -164,7 +164,7 @@ def configured(options: dict[str, Any]) -> Iterator[None]:
 
 
 def quick_compiles() -> contextlib.AbstractContextManager[None]:
-    """Compile without most optimizations for a while, in two thirds of the time, what runs outside of our own jit.
+    """Compile programs outside of our own jit without most optimizations for a while, in two thirds of the time.
 
     Nothing is set where the backend is no CPU. All versions.
     """
@@ -180,7 +180,7 @@ def whole_stacks() -> contextlib.AbstractContextManager[None]:
 
 
 def checks_values() -> bool:
-    """Whether jax checks values while programs run, or runs them without staging: a trace says little then. Public options. All versions."""
+    """True if jax checks values while programs run, or runs them without staging: a trace says little then. Public options. All versions."""
     options = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
     return any(jax.config.values[name] for name in options)
 

@@ -89,9 +89,9 @@ def limit_of(chip: Chip) -> tuple[int, float]:
 
 
 def lowered_for(target: Target, mesh: Any, jitted: Any, arguments: Any, donated: tuple[int, ...]) -> Any:
-    """Lower what ``jitted`` has traced for these arguments, some of whose leaves are ``donated``, for the devices of a target.
+    """Lower the trace of ``jitted`` for these arguments, some of whose leaves are ``donated``, for the devices of a target.
 
-    Raises `LeftOut` for what jax cannot lower for another platform: a callback, a kernel that asks for the device.
+    Raises `LeftOut` for a program that jax cannot lower for another platform: a callback, a kernel that asks for the device.
     """
     devices = _devices(target)
     try:
@@ -132,7 +132,7 @@ def lowered_on(
 
 
 def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> Any:
-    """Compile what `lowered_for` lowered. Raises `DoesNotFit`, or `LeftOut` where the compiler refuses it for another reason.
+    """Compile a program of `lowered_for`. Raises `DoesNotFit`, or `LeftOut` where the compiler refuses it for another reason.
 
     At ``O0`` the compiler of a TPU takes a ninth of the time of ``default``; that of a GPU ignores the effort.
     """

@@ -40,7 +40,7 @@ _KINDS = {id(jax.core.Tracer): "tracer"} | {
 
 
 def is_variable(value: object) -> bool:
-    """Whether a value is a Variable; asks its class alone, see `kind_of`."""
+    """True if a value is a Variable; asks its class alone, see `kind_of`."""
     return kind_of(type(value)) == "variable"
 
 
@@ -48,7 +48,7 @@ def kind_of(cls: type) -> str:
     """The kind of a class in the walk: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
 
     Looks at the class only: `isinstance` would ask the object for its ``__class__``, which may be the user's code.
-    `jax.Array` is an abstract class of which concrete arrays are virtual subclasses on jax 0.4. All versions.
+    On jax 0.4 concrete arrays are virtual subclasses of `jax.Array`, an abstract class. All versions.
     """
     for base in _mro(cls):
         if id(base) in _KINDS:
@@ -59,7 +59,7 @@ def kind_of(cls: type) -> str:
 
 
 def is_tracer(value: object) -> bool:
-    """Whether the value is a jax tracer, by its class alone. `jax.core.Tracer` is public. All versions."""
+    """True if the value is a jax tracer, by its class alone. `jax.core.Tracer` is public. All versions."""
     return any(base is jax.core.Tracer for base in _mro(type(value)))
 
 
@@ -94,7 +94,7 @@ def variable_kind(variable: Any) -> str:
 
 
 def is_pinned(variable: Any) -> bool:
-    """Whether flax refuses every write to a Variable here, since it was made in another trace.
+    """True if flax refuses every write to a Variable here, since it was made in another trace.
 
     No public way on flax before 0.12, where only a write that raises shows it. All versions.
     """
@@ -111,7 +111,7 @@ def set_variable_value(variable: Any, raw: Any) -> None:
 
 
 def is_hijax(variable: Any) -> bool:
-    """Whether a Variable is one of the experimental hijax types: its value is no attribute. Flax 0.12.12; before 0.12 there are none."""
+    """True if a Variable is one of the experimental hijax types: its value is no attribute. Flax 0.12.12; before 0.12 there are none."""
     return type(variable).__name__ == "HijaxVariable"
 
 
@@ -138,7 +138,7 @@ def trace_identity(tracer: Any) -> tuple[Any, Any]:
 
 
 def is_tracing() -> bool:
-    """Whether a trace is under way, in which a tracer may be alive; outside of any, every tracer has outlived its trace.
+    """True if a trace is under way, in which a tracer may be alive; outside of any, every tracer has outlived its trace.
 
     No public way since `jax.core.trace_state_clean` is deprecated. All versions.
     """
@@ -157,7 +157,7 @@ def tracer_kind(tracer: Any) -> str:
 
 
 def tracer_line(tracer: Any) -> str:
-    """Where a tracer was created, ``FILE:LINE (FUNCTION)``, or nothing where jax kept no line.
+    """The line that created a tracer, ``FILE:LINE (FUNCTION)``; empty where jax kept no line.
 
     The public way is `jax.errors.UnexpectedTracerError`, raised by using the dead tracer eagerly; it has no line for vmap and
     grad tracers, and inside an outer trace nothing is raised. ``_line_info`` (jit, scan, ...) and ``source_info`` (vmap) are
@@ -186,7 +186,7 @@ def _library_directories() -> tuple[tuple[str, ...], str]:
 
 
 def is_library_file(file: str) -> bool:
-    """Whether a file is a library's or generated, and so no line of the user's. Installed packages may be the user's."""
+    """True if a file is a library's or generated, and so no line of the user's. Installed packages may be the user's."""
     packages, standard = _library_directories()
     return file.startswith(("<", *packages)) or (file.startswith(standard) and "site-packages" not in file)
 
