@@ -49,7 +49,7 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
     def watch(frame: FrameType, event: str, _: Any) -> None:
         if event == "return" and running and frame is running[-1]:
             running.pop()
-        # What a transform captures inside another one that captured is the outer one's doing.
+        # A capture inside another transform that captured belongs to the outer one.
         name = called(frame) if event == "call" and not running else ""
         if not name:
             return
@@ -58,7 +58,7 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
         if caller and nodes:
             running.append(frame)
             capture = CapturedBy(name, line_of(frame, caller), tuple(nodes))
-            # What `nnx.value_and_grad` returns is named after the gradient, and what the call transformed itself is named where it did.
+            # The result of `nnx.value_and_grad` is named after the gradient, and a function that the call transformed is named where it did that.
             told = any(other.nodes == capture.nodes for other in captures)
             if not (told and made_before(frame)):
                 captures[capture] = list(nodes.values())
@@ -162,7 +162,7 @@ def user_caller(frame: FrameType) -> FrameType | None:
 def captured_nodes(frame: FrameType) -> dict[CapturedNode, Any]:
     """The graph nodes in the closures of the functions that a transform was called with, or that are such a function.
 
-    What it made before has that function in its own closure, and is called with arguments, which are no captures.
+    A function that it made before has that function in its own closure; its arguments are no captures.
     """
     code, own = frame.f_code, frame.f_locals
     functions = code.co_freevars if made_before(frame) else code.co_varnames[: min(code.co_argcount, 1)]
@@ -216,7 +216,7 @@ def globals_of(function: FunctionType) -> dict[str, Any]:
 def bound_by(function: functools.partial[Any]) -> dict[str, Any]:
     """The arguments that a partial holds, by the names of the parameters, and a module that it calls."""
     called_module = {"func": function.func} if graph.is_graph_node(function.func) else {}
-    with contextlib.suppress(TypeError, ValueError):  # what has no signature, or refuses these arguments
+    with contextlib.suppress(TypeError, ValueError):  # a function without a signature, or that refuses these arguments
         arguments = inspect.signature(function.func).bind_partial(*function.args, **function.keywords).arguments
         return {**arguments, **called_module}
     return called_module

@@ -127,7 +127,7 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
 def attributes_dropped(subject: Subject, different: Found, nesting: Nesting) -> tuple[str, ...]:
     """The Python attributes that differ, where a functional layer hands out the leaves of the state, and by its definition nothing else.
 
-    What depends on one, in the next step say, is an output or a leaf, and is compared.
+    A value that depends on one, in the next step say, is an output or a leaf, and is compared.
     """
     if not has_functional(nesting):
         return ()

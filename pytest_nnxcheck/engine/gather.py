@@ -1,6 +1,6 @@
-"""Collect what the invariants need of a run, each need only if an invariant asks for it; then let them judge.
+"""Collect the needs of the invariants from a run, each only if an invariant asks for it; then let them judge.
 
-This is the last place that sees the subject: what an invariant is handed is plain data, with names as text.
+This is the last place that sees the subject: an invariant gets plain data, with names as text.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Ran:
 def judged(ran: Ran, invariants: tuple[str, ...]) -> Judgement:
     """Judge a run by the invariants; the violations begin with the most serious one, the notes with those on donation, asserted or not.
 
-    What several invariants need is gathered before the first of them judges. One that compares values comes alone: whether it is asked
+    A need of several invariants is gathered before the first of them judges. One that compares values comes alone: whether it is asked
     depends on what those before it say.
     """
     judgement, observation = Judgement(), ran.observation

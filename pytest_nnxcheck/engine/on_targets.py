@@ -1,6 +1,6 @@
 """One program on each target: lowered from the trace that is there, compiled, and read. Nothing runs there, and nothing of the user's runs again.
 
-What is read is kept, in the process and between runs. jax's own cache cannot read a program for a chip that is not there, so the facts are
+The facts that are read are kept, in the process and between runs. jax's own cache cannot read a program for a chip that is not there, so the facts are
 kept, not the program: some 600 bytes, for a second of compiling.
 """
 
@@ -31,7 +31,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 NEAR = 0.8
 """Share of the limit from which on the compiler of a TPU is asked again with its default effort. On a slice its fast one may count less, or refuse a program that fits."""
 QUICK, DEFAULT = "O0", "default"
-"""Efforts of a compiler. That of a TPU is asked with the quick one first: most programs have room, and their verdict needs no better figure."""
+"""Efforts of a compiler. The compiler of a TPU is asked with the quick one first: most programs have room, and their verdict needs no better figure."""
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables that also decide how a program is compiled."""
 
@@ -88,7 +88,7 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
 
 @dataclass(frozen=True, slots=True)
 class OnTargets:
-    """Compiles the programs of one call for targets."""
+    """Compile the programs of one call for targets."""
 
     words: tuple[str, ...]
     """The targets, as they were named."""

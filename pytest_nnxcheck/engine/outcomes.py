@@ -162,7 +162,7 @@ def of_targets(observation: Observation) -> Iterator[Fact]:
             yield Fact("peak on target", (on.target,), peaks=(on.peak, held.peak))
 
 
-# --- what ends otherwise
+# --- other ends
 
 
 def left_out(call: Call, misfit: Misfit) -> Checked:
@@ -173,7 +173,7 @@ def left_out(call: Call, misfit: Misfit) -> Checked:
 def not_judged(call: Call, error: CheckError) -> Checked:
     """A nesting that holds, but that an invariant of the user's own could not judge.
 
-    Where that read a value which was not computed, the body runs again with values, as after any exception.
+    Where the invariant read a value that was not computed, the body runs again with values, as after any exception.
     """
     outcome = Outcome(call.nesting, "failed", reason=str(error), error=type(error).__name__)
     return Checked(None, outcome, error)

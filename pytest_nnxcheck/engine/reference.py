@@ -1,6 +1,6 @@
 """The expected result of a nesting: the same calls, made eagerly on a copy of the state, without any transform.
 
-Most transforms mean the call once. Those that mean more have a row in `MEANINGS`. Whatever is nested, and in whatever order, the calls are the
+Most transforms mean the call once. Others have a row in `MEANINGS`. Whatever is nested, and in whatever order, the calls are the
 first, second, ... of one trajectory: elements of a ``vmap`` start from equal states and have equal inputs. A test makes these calls once, for all its nestings.
 """
 
@@ -75,7 +75,7 @@ EAGER: dict[str, Callable[[Program, Program, int], Program]] = {
 """The eager calls that a transform means, by `Transform.means`."""
 
 MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
-"""The same by the name of the transform."""
+"""These eager calls by the name of the transform."""
 
 
 def separate(state: Any) -> Any:
@@ -99,13 +99,13 @@ class Start:
     """The start of the calls: the state and the inputs as they are, or a few roundings away."""
 
     again: bool = False
-    """Tells a second run from the first."""
+    """True for a second run from the same start."""
     nudged: bool = False
     """True if it is a few roundings of the lowest precision away."""
     precision: float = 0.0
     """The distance between one and the next number of the lowest precision that the program computes in."""
     direction: int = 0
-    """Tells nudged starts of one distance apart: an odd one is opposite to the one before."""
+    """The number of a nudged start among those of one distance: an odd one is opposite to the one before."""
 
     def of(self, subject: Subject) -> tuple[Any, tuple[Any, ...]]:
         """A copy of the state, and the inputs."""

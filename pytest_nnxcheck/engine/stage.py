@@ -104,7 +104,7 @@ def stage(
     # A program may have parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs.
     parameters = [] if traced is None else staging.open_jaxpr(traced.jaxpr).invars
     hoisted = len(parameters) > len(jax.tree.leaves(arguments))
-    # What the call puts into an object of the user's would hold a value, had it been run.
+    # In a run the call would have put a value into an object of the user's.
     touched = spoiled or leaks or beside or guards.reports or guards.mutated
     graph = graph if error is None else None
     return Staged(arguments, traced, error, graph, tuple(leaks), clean=graph is not None and not (touched or hoisted))
@@ -158,7 +158,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         # Code of the user's, and a donation, take place when the program runs, and not in a trace.
         or facts.program.calls_back
         or facts.program.inner_donations
-        # What moves between devices, the runtime decides.
+        # The runtime decides about moves between devices.
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
         # Options such as `jax_debug_nans` look at values.

@@ -27,12 +27,12 @@ from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, layout, mro, top
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 DEEPEST = 6
-"""Objects inside objects: a trainer, its state, the optimizer of that."""
+"""The depth of objects inside objects: a trainer, its state, the optimizer of that."""
 
 _OPEN = (types.SimpleNamespace, argparse.Namespace)
 """Classes of the standard library whose instances are the user's data."""
 _NODE_PACKAGES = frozenset(("flax", "jax", "jaxlib"))
-"""Packages that take apart what is of their classes, and of classes made of these, themselves."""
+"""Packages that themselves take apart objects of their classes, and of classes made of these."""
 
 
 class _Same:

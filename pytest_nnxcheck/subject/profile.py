@@ -53,7 +53,7 @@ class Retyped:
 
     path: Path
     before: str
-    """Its type, as the next field."""
+    """Its type before the call; the next field is that after it."""
     after: str
     line: str = ""
     """The line at which it gets another dtype; empty where it keeps its dtype, or where no equation shows it."""

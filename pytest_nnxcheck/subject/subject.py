@@ -57,7 +57,7 @@ class OutputTree:
     opened: tuple[tuple[str, Any], ...] = ()
     """The classes of the objects in it that were opened, with their fields."""
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
-    """Gives arrays the structure of the output."""
+    """A function that gives arrays the structure of the output."""
 
     def roots(self) -> list[tuple[str, Any]]:
         """The roots of the walk over the output: a module, a static field of a tree, keep more than arrays."""
@@ -77,7 +77,7 @@ class Subject:
     program: Callable[..., tuple[Any, ...]]
     """``program(state, *inputs)`` calls it and returns a flat tuple of arrays. Every run and every trace takes a program of its own, see `for_run`."""
     program_of: Callable[[Callable[..., Any], OutputTree], Callable[..., tuple[Any, ...]]]
-    """Makes such a program of another function."""
+    """A function that makes such a program of another function."""
     state: Any
     """The user's graph nodes, as one node."""
     names: tuple[str, ...]
@@ -88,7 +88,7 @@ class Subject:
     static: tuple[tuple[str, Any], ...]
     """The other values among the arguments."""
     output_tree: OutputTree
-    """Gives the arrays of ``program`` the structure that the user returned."""
+    """The structure that the user returned, for the arrays of ``program``."""
     abstract: bool
     """True if its arrays have no values: nothing is run."""
     labels: Mapping[str, str]
@@ -96,7 +96,7 @@ class Subject:
     opened: tuple[tuple[str, Any], ...]
     """The plain objects that hold graph nodes or arrays."""
     code: Any
-    """Tells the code and the static values of this call from another's."""
+    """A key of the code and the static values of this call, to tell them from another's."""
     plain: bool = False
     """True if jax alone takes the arguments apart."""
     partial: bool = False

@@ -1,7 +1,7 @@
 """The use that a call makes of its state: the outputs that are new values of inputs, leaves without a use, state that changes and is not donated.
 
-An output is matched by what goes into it, by name, and by type. That names the leaf and the reason where a buffer was lost; whether one was lost, the
-pointers alone say.
+An output is matched by what goes into it, by name, and by type. The match names the leaf and the reason where a buffer was lost; only the
+pointers prove that one was lost.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def counterparts(mine: Any, copy: Any) -> list[tuple[Any, Any]]:
     taken: set[int] = set()
     both, added = deque([(mine, copy)]), deque[Any]()
     while both or added:
-        # What was added comes last: it may be in another place, where the user has one.
+        # Added nodes come last: they may be in another place, where the user has one.
         own, other = both.popleft() if both else (added.popleft(),) * 2
         if id(other) in pairs:
             continue

@@ -41,7 +41,7 @@ class Plan:
     subject: Program
     """The un-nested subject, for ``call_first``."""
     element: Callable[[Any], Any]
-    """Takes the axes of the layers further in off an input, for ``call_first``."""
+    """A function that takes the axes of the layers further in off an input, for ``call_first``."""
     shapes: Any
     """The inner program's abstract output, to hold a user's own layer to; None where it is not known."""
     empty: Callable[[], Any]
@@ -51,7 +51,7 @@ class Plan:
     jit: Callable[..., Program]
     """``jit(wrapper, f)``: the wrapper (`jax.jit` or `nnx.jit`) applied; at the root of the nesting with donation."""
     unchanged: Callable[[Any], AbstractContextManager[None]]
-    """Notes what ``eval_shape`` does to the state, which must be nothing."""
+    """A context that notes changes of ``eval_shape`` to the state, which must be none."""
     graph_updates: bool
     """True if flax hands changes of the graph out of a transform, as it does in its graph mode."""
     length: int = LENGTH

@@ -18,7 +18,7 @@ from pytest_nnxcheck.walk.fingerprint import is_array, plain
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 UNCHANGED: Any = type("Unchanged", (), {"__slots__": ()})()
-"""Takes the place of the value of a leaf that a run did not replace."""
+"""The mark in place of the value of a leaf that a run did not replace."""
 
 
 @dataclass(frozen=True, slots=True)
