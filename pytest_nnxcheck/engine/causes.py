@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def captured(subject: Subject) -> tuple[CapturedBy, ...]:
-    """The transforms that the call, made once more, applies to a function which captured a graph node, or that were applied to the call."""
+    """The transforms that the call, made once more, applies to a function which captured a graph node, or that made the function of the call."""
     captures: dict[CapturedBy, list[Any]] = {}
     running: list[FrameType] = []
 

@@ -103,7 +103,7 @@ class Subject:
     """True if some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
 
     def split(self) -> tuple[Any, Any]:
-        """The definition of the graph, and its leaves. Raises `CheckError` for a `jax.Ref`, and for an array outside a Variable before flax 0.12, which works eagerly only."""
+        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref`."""
         try:
             graphdef, leaves = flax_modes.split(self.state)
         except (TypeError, ValueError) as error:
@@ -186,7 +186,7 @@ class Subject:
 
 
 def ref_refused(path: str) -> str:
-    """The message on a mutable array of jax: it cannot be copied for each nesting, nor returned by a program."""
+    """Why a mutable array of jax cannot be checked: it cannot be copied for each nesting, nor returned by a program."""
     return f"{path} is a mutable array of jax (jax.Ref), which is not supported: keep the array in an nnx.Variable without ref=True"
 
 

@@ -27,7 +27,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 def moved(subject: Subject, before: Any, after: Any) -> tuple[TypeMoved, ...]:
-    """The static parts of the state that differ after a call, so that a jit compiles again: attributes first, then the types of leaves. Never empty."""
+    """The parts of the state that differ after a call, so that a jit compiles again: attributes first, then the types of leaves. Never empty."""
     return (*attributes_moved(subject, before, after), *types_moved(subject, before, after)) or (TypeMoved(),)
 
 

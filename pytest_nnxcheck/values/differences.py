@@ -236,7 +236,7 @@ def largest(array: Any) -> float:
 
 
 def distance(a: Any, b: Any) -> float:
-    """The largest distance of two arrays of floats, the number of elements that differ of others; zero where they cannot be compared, or are keys."""
+    """The largest distance of two arrays of floats; for others the number of elements that differ; zero where they cannot be compared, or are keys."""
     if describe(a) != describe(b) or is_key(a):
         return 0.0
     off = apart(numbers(a), numbers(b))
@@ -244,7 +244,7 @@ def distance(a: Any, b: Any) -> float:
 
 
 def moved_apart(path: str, wanted: Effect, nudged: Effect) -> float:
-    """The difference between the distances that a leaf moves from the real start and from a nudged one."""
+    """The largest difference between the moves of a leaf from the real start and from a nudged one."""
     ends = [effect.after.leaves.get(path) for effect in (wanted, nudged)]
     starts = [effect.before.leaves.get(path) for effect in (wanted, nudged)]
     if any(end is None or end.value is UNCHANGED for end in ends):

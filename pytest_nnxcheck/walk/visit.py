@@ -39,7 +39,7 @@ class Name(NamedTuple):
     note: str = ""
     """The start of a path that does not start at a root: ``closure of act``."""
     keeper: str = ""
-    """The path of that function, if its own name does not say it: ``model.act``."""
+    """The path that keeps the function of a ``note``, if its own name does not say so: ``model.act``."""
 
     def __str__(self) -> str:
         if self.keeper:
