@@ -57,7 +57,7 @@ class Wrapped(Generic[P, R]):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` asks for."""
+        """The class of the subject, for `isinstance`."""
         return type(self.__wrapped__)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -222,7 +222,7 @@ def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
 
 
 def _told(run: Run, error: BaseException) -> bool:
-    """Whether the report shows the exception; it does not where the subject itself raises un-nested in every mode."""
+    """True if the report shows the exception; it does not where the subject itself raises un-nested in every mode."""
     outcomes = run.outcomes.values()
     return isinstance(error, InvariantViolation) or any(
         outcome.verdict == "failed" if outcome.nesting.layers else outcome.verdict == "held" for outcome in outcomes

@@ -69,7 +69,7 @@ def set_variables(environment: MutableMapping[str, str], changed: Mapping[str, s
 
 
 def is_simulated(environment: Mapping[str, str]) -> bool:
-    """Whether the environment says how many CPU devices there are."""
+    """True if the environment sets the number of CPU devices."""
     return _OVERRIDE in environment or FLAG in environment.get(FLAGS, "")
 
 

@@ -23,7 +23,7 @@ class Profile(NamedTuple):
     values: Mapping[str, Any]
     """As the file has them."""
     origins: Mapping[str, str]
-    """Where each is written, in words."""
+    """The place where each value is written, in words."""
 
 
 def find(name: str, paths: Iterable[Path]) -> Profile:
