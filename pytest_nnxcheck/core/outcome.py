@@ -89,7 +89,7 @@ class CopiedOnTarget(FindingOnTarget):
     """Copies of the state at the peak, on a target."""
 
     cause: PeakCause = ""
-    """That of the CPU's program."""
+    """The `PeakCause` of the program on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,11 +281,11 @@ class Outcome:
     verdict: Verdict
     violations: tuple[Violation, ...] = ()
     reason: str = ""
-    """Why the nesting was rejected or failed, or was expected to."""
+    """The reason why the nesting was rejected or failed, or was expected to fail."""
     error: str = field(default="", metadata=UNRECORDED)
     """The type of the exception of a nesting that failed."""
     facts: tuple[Note, ...] = field(default=(), metadata=UNRECORDED)
-    """Facts that are reported but not judged, and what explains a failure, as data."""
+    """Facts that are reported but not judged, and the causes of a failure, as data."""
     peak: int | None = None
     """The peak memory of the program, in bytes a device."""
     budget: int | None = None

@@ -1,4 +1,4 @@
-"""Where the bytes of a peak are: rows of a message, largest first, by the line that made them. Pure functions of the evidence."""
+"""The bytes of a peak by the line that made them: rows of a message, largest first. Pure functions of the evidence."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def captured(evidence: Evidence, split: Split) -> Iterator[Row]:
 
 
 def left_out(captured: int, split: Split) -> bool:
-    """Whether XLA keeps less than the call captures."""
+    """True if XLA keeps less than the call captures."""
     return captured - split.constants >= FLOOR
 
 
