@@ -1,4 +1,4 @@
-"""Devices: how XLA simulates them on the CPU, what to run where there are too few, and the stamp of a run.
+"""Devices: their simulation by XLA on the CPU, the advice where there are too few, and the stamp of a run.
 
 Nothing here imports jax before somebody asks for the devices that there are: the flag counts only until jax starts.
 """

@@ -21,7 +21,7 @@ class Profile(NamedTuple):
     """One set of settings."""
 
     values: Mapping[str, Any]
-    """As the file has them."""
+    """The values as the file has them."""
     origins: Mapping[str, str]
     """The place where each value is written, in words."""
 

@@ -1,4 +1,4 @@
-"""Expected failures: which nestings an entry covers, what it excuses, and which entries did not come true.
+"""Expected failures: the nestings that an entry covers, the violations that it excuses, and the entries that did not come true.
 
 Pure functions over outcomes: nothing here imports jax, flax, hypothesis or pytest.
 """

@@ -214,7 +214,7 @@ Twice = Literal[
     "cut and joined again",
     "reordered",
 ]
-"""Why all of a leaf is in memory once more: a word of `reporting.hints.TWICE`."""
+"""The reason why all of a leaf is in memory once more: a word of `reporting.hints.TWICE`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ MisfitKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why a nesting cannot take this call, or any call."""
+    """The reason why a nesting cannot take this call, or any call."""
 
     kind: MisfitKind
     of: str = ""
@@ -137,7 +137,7 @@ class Misfit:
 
 
 def impossible(nesting: Nesting) -> Misfit | None:
-    """Why jax cannot run the nesting, whatever the subject; `None` if it can."""
+    """The reason why jax cannot run the nesting, whatever the subject; `None` if it can."""
     outer: list[Transform] = []
     for row in (layer.row for layer in nesting.layers):
         if row.loop == "uncounted" and any(outer_row.pair == "gradients" for outer_row in outer):

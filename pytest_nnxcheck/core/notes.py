@@ -18,7 +18,7 @@ class CapturedNode(NamedTuple):
     """A graph node that a function captured."""
 
     name: str
-    """By which name; empty where it is the function itself."""
+    """The name by which it is captured; empty where it is the function itself."""
     type: str
     is_argument: bool = True
     """True if the transforms of flax take it as it is."""

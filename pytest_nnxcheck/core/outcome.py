@@ -138,7 +138,7 @@ class ViewedBuffer(Finding):
 
 
 LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused"]
-"""Why a buffer was lost."""
+"""The reason why a buffer was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +340,7 @@ class NestingStarted:
 
     nesting: Nesting
     drawn: bool
-    """By hypothesis; else it is one of the sweep."""
+    """True if hypothesis drew it; else it is one of the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ class NestingFinished:
     outcome: Outcome | None
     seconds: float
     drawn: bool
-    """By hypothesis; else it is one of the sweep."""
+    """True if hypothesis drew it; else it is one of the sweep."""
 
 
 @dataclass(frozen=True, slots=True)

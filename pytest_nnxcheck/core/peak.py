@@ -165,7 +165,7 @@ class PeakLine:
 
     @property
     def group(self) -> tuple[str, bool, bool]:
-        """That of its buffers: `Buffer.group`."""
+        """The group of its buffers: `Buffer.group`."""
         return self.line, bool(self.constants), self.inserted and not self.line
 
     @classmethod
@@ -227,7 +227,7 @@ PeakCause = Literal[
     "mapped branch",
     "returned",
 ]
-"""Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
+"""The cause of a peak, where it is known. A constant of the call is one that nothing outside of it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ class OnTarget:
     refused: str = ""
     """The compiler's words on a program that does not fit, in one line."""
     left_out: str = ""
-    """Why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
+    """The reason why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
     effort: str = ""
     """The effort that the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
     wheel: str = ""

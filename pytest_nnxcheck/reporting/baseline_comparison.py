@@ -23,7 +23,7 @@ from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, TargetPeak
 UPDATE, NEW_ONLY, ANY_STAMP = map(flag, ("baseline_update", "baseline_update_new_only", "baseline_any_stamp"))
 
 _ALSO = 5
-"""Further nestings that grew, and buffers of each kind, that a message names."""
+"""The number of further nestings that grew, and of buffers of each kind, that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class Result:
 
     test: str
     stamp: tuple[str, ...] = ()
-    """Empty where the test did not pass."""
+    """The stamp of the run; empty where the test did not pass."""
     differences: str = ""
-    """Between the stamps of the file and of the run."""
+    """The differences between the stamps of the file and of the run."""
     lines: tuple[str, ...] = ()
     """The lines to write for it."""
     compared: int = 0
     grew: tuple[str, ...] = ()
-    """The smallest nesting first."""
+    """The nestings that grew, the smallest first."""
     shrank: int = 0
     new: int = 0
     stale: tuple[str, ...] = ()

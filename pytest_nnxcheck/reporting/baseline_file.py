@@ -80,7 +80,7 @@ class Baseline:
     stamp: Stamp
     """The versions and devices under which all entries were measured."""
     tests: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    """By node id, and by nesting as text."""
+    """The entries by node id, and by nesting as text."""
 
 
 def entry_of(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:

@@ -134,7 +134,7 @@ OUTLIVING = ("cached property", "generator", "cache", "global", "class attribute
 
 
 def tracer_left(finding: TracerLeft) -> str:
-    """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
+    """Advice for a leaked tracer, by its holder and by the layer that leaked it; empty where none is certain."""
     leak, path = finding.leak, finding.path
     if leak.holder in WITH_OWN_HINT:
         return hint(leak.holder, path=path)

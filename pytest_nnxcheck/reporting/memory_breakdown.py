@@ -120,7 +120,7 @@ def shares(place: PeakLine, split: Split) -> str:
 
 
 def un_nested(place: PeakLine, evidence: Evidence) -> str:
-    """The bytes of the same line in the un-nested program, where that is another program."""
+    """The bytes of the same line in the un-nested program, if that is another program."""
     is_known = place.line or place.inserted or place.constants
     if evidence.un_nested is None or evidence.un_nested == evidence.split or not is_known:
         return ""

@@ -1,4 +1,4 @@
-"""The sentences of notes: facts that nothing judges, and what explains a failure. Made of the data alone; no code reads them back."""
+"""The sentences of notes: facts that nothing judges, and causes of failures. Made of the data alone; no code reads them back."""
 
 from __future__ import annotations
 

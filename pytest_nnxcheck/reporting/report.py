@@ -32,7 +32,7 @@ class Report:
     """The findings of one check: ``str(report)`` is the text of a failure, or one line if all is well."""
 
     outcomes: tuple[Outcome, ...]
-    """One for each nesting, in the order in which they ran."""
+    """The outcomes, one for each nesting, in the order in which they ran."""
     settings: Settings
     notes: tuple[str, ...] = ()
     """Facts that no invariant judges, and layers that were left out, with the reason."""
@@ -41,11 +41,11 @@ class Report:
     argument: str = ""
     """The argument that selects the test, for pytest in the folder where this run was started."""
     options: str = ""
-    """The options to run it with."""
+    """The options of pytest that repeat the check."""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
-    """The text of programs to paste."""
+    """The programs to paste, as text, by nesting."""
     not_run: int = 0
-    """Nestings that were left when the smallest failing one was known."""
+    """The number of nestings that were not run because the smallest failing one was known."""
     advice: tuple[str, ...] = ()
     """Memory that the un-nested call need not spend."""
     un_nested: tuple[Row, ...] = ()
