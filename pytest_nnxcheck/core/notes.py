@@ -51,7 +51,7 @@ class MergedVariables:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The leaves that a layer gives an axis; it broadcasts the rest."""
+    """The state and the inputs that a layer gives an axis; it broadcasts the rest."""
 
     layer: Layer
     names: tuple[str, ...]

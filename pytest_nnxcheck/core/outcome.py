@@ -216,7 +216,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeMoved(Finding):
-    """A type that a call compiles for, and changes: an attribute, or the type of a leaf; nothing where it cannot be named."""
+    """An attribute, or the type of a leaf, that a call compiles for and then changes; empty where it cannot be named."""
 
     label: Literal["attribute", "leaf", ""] = ""
     type: str = ""
@@ -307,7 +307,7 @@ class Outcome:
     explained: tuple[tuple[str, str], ...] = ()
     """Further rows of the message, which were found after hypothesis was done."""
     seconds: float = field(default=0.0, compare=False)
-    """The time that the nesting took, the test's own body included."""
+    """The seconds that the nesting took, the test's own body included."""
 
     @property
     def rank(self) -> tuple[bool, int, object]:

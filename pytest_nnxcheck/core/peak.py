@@ -325,7 +325,7 @@ class OnTarget:
     wheel: str = ""
     """The compiler: ``libtpu 0.0.50.1``."""
     seconds: float = field(default=0.0, compare=False)
-    """The time to lower and compile."""
+    """The seconds to lower and compile."""
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> OnTarget:

@@ -169,7 +169,7 @@ class BaselineHooks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _ended(self, session: pytest.Session) -> Iterator[tuple[str, bool]]:
-        """The lines on stale entries, and on the file as it was written or not."""
+        """The lines on stale entries, and on the file: written, or why not."""
         shown, update, stale, gone = self.request.shown, self.request.update, list[str](), list[str]()
         data, status = worker_data.of(session.config), session.exitstatus
         # Only a run of whole files, to its end and under all nestings, knows that something in them is no more.

@@ -36,7 +36,7 @@ class Selection:
     def covers(self, place: str) -> bool:
         """True if the run collected everything in a file or folder, whose path starts from the root.
 
-        Never of the checks by name: another command line may name other checks.
+        Never true for the checks by name: another command line may name other checks.
         """
         if place == CHECK_ID:
             return False

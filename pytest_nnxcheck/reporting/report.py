@@ -29,7 +29,7 @@ _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings of one check: ``str(report)`` is the text of a failure, or one line if all is well."""
+    """The result of one check: ``str(report)`` is the text of a failure, or one line if all is well."""
 
     outcomes: tuple[Outcome, ...]
     """The outcomes, one for each nesting, in the order in which they ran."""
@@ -41,7 +41,7 @@ class Report:
     argument: str = ""
     """The argument that selects the test, for pytest in the folder where this run was started."""
     options: str = ""
-    """The options of pytest that repeat the check."""
+    """The options of pytest for a replay."""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
     """The programs to paste, as text, by nesting."""
     not_run: int = 0

@@ -17,7 +17,7 @@ from pytest_nnxcheck.runner import chains
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """The layers and styles that the sweep ruled out in one mode of flax."""
+    """The nestings that the sweep ruled out in one mode of flax."""
 
     refused: frozenset[str] = frozenset()
     """Closure styles that flax refused."""
@@ -31,7 +31,7 @@ class Exclusions:
     """The sweep ran all nestings of so many layers, so that only longer ones are drawn."""
 
     def rejects(self, layer: Layer) -> bool:
-        """True if the sweep tried the layer, and it is not tried again."""
+        """True if the sweep has shown that the layer is not to be tried again."""
         return layer in self.unfit or layer.style in self.refused
 
     def allows(self, layer: Layer) -> bool:
