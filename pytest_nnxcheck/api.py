@@ -32,7 +32,7 @@ _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 class Wrapped(Generic[P, R]):
     """A subject that runs under the current nesting when it is called, and behaves like the subject in all else.
 
-    Flax and jax must be handed the subject itself, to split or to trace it.
+    Hand flax and jax the subject itself, to split or to trace it.
     """
 
     __wrapped__: Callable[P, R]
@@ -57,7 +57,7 @@ class Wrapped(Generic[P, R]):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` asks for."""
+        """The class of the subject, for `isinstance`."""
         return type(self.__wrapped__)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ class Wrapped(Generic[P, R]):
 
 
 def _refuse(wrapped: Wrapped[..., Any]) -> NoReturn:
-    """Raises `CheckError`: no nesting would see what the user's own transform does with the module inside."""
+    """Refuse a wrapped subject inside a transform: no nesting would see what the user's own transform does with it. Raises `CheckError`."""
     __tracebackhide__ = True
     raise CheckError(
         f"{wrapped!r} was handed to flax, to jax or to another call in place of what it wraps: hand over the module itself, and"
@@ -98,7 +98,7 @@ class Wrap(Protocol):
     """The type of the fixture `nnx_wrap`, for tests that are typed: ``def test_model(nnx_wrap: Wrap) -> None``."""
 
     def __call__(self, subject: Callable[P, R]) -> Wrapped[P, R]:
-        """Wrap a module, a bound method, or a function of graph nodes. Raises `CheckError` for what cannot be called."""
+        """Wrap a module, a bound method, or a function of graph nodes. Raises `CheckError` for a subject that cannot be called."""
         ...
 
 
@@ -108,7 +108,7 @@ def unwrap(value: Any) -> Any:
 
 
 def wrap(subject: Callable[P, R]) -> Wrapped[P, R]:
-    """Wrap a module, a bound method, or a function of graph nodes: what the `nnx_wrap` fixture does.
+    """Wrap a module, a bound method, or a function of graph nodes, as the `nnx_wrap` fixture does.
 
     Raises `CheckError` for a subject that cannot be called.
     """
@@ -143,7 +143,7 @@ def owner_name(subject: Any, frame: FrameType | None) -> str:
 
 
 def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Report:
-    """Call ``subject(*args, **kwargs)`` under generated nestings, and return what each of them did.
+    """Call ``subject(*args, **kwargs)`` under generated nestings. Returns a `Report` with the outcome of each.
 
     ``settings`` are those of the marker, and ``nesting='jit > scan'`` for one nesting alone; ini files and command lines
     are not read. The draws repeat: the same check gives the same report. Raises `CheckError` if the check cannot be made,
@@ -222,7 +222,7 @@ def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
 
 
 def _told(run: Run, error: BaseException) -> bool:
-    """Whether the report shows the exception; it does not where the subject itself raises un-nested in every mode."""
+    """True if the report shows the exception; it does not where the subject itself raises un-nested in every mode."""
     outcomes = run.outcomes.values()
     return isinstance(error, InvariantViolation) or any(
         outcome.verdict == "failed" if outcome.nesting.layers else outcome.verdict == "held" for outcome in outcomes

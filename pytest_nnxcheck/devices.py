@@ -1,4 +1,4 @@
-"""Devices: how XLA simulates them on the CPU, what to run where there are too few, and the stamp of a run.
+"""Devices: their simulation by XLA on the CPU, the advice where there are too few, and the stamp of a run.
 
 Nothing here imports jax before somebody asks for the devices that there are: the flag counts only until jax starts.
 """
@@ -69,7 +69,7 @@ def set_variables(environment: MutableMapping[str, str], changed: Mapping[str, s
 
 
 def is_simulated(environment: Mapping[str, str]) -> bool:
-    """Whether the environment says how many CPU devices there are."""
+    """True if the environment sets the number of CPU devices."""
     return _OVERRIDE in environment or FLAG in environment.get(FLAGS, "")
 
 

@@ -1,4 +1,4 @@
-"""Invariants of your own: how one is described, registered, and handed in by a hook of pytest.
+"""Invariants of your own: their description, their registration, and the hook of pytest that hands them in.
 
 Nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -43,7 +43,7 @@ class Invariant:
 def register_invariant(invariant: Invariant) -> None:
     """Register an invariant of your own, for ``invariants`` to name, or for all checks from now on where it is a ``default``.
 
-    Write it above the `check`; pytest is handed invariants by the hook ``pytest_nnx_invariants``. Raises `CheckError` where it cannot be used.
+    Write it above the `check`. In pytest, hand invariants in with the hook ``pytest_nnx_invariants``. Raises `CheckError` where it cannot be used.
     """
     add(invariant, default=_checked(invariant).default)
 

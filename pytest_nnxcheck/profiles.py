@@ -21,9 +21,9 @@ class Profile(NamedTuple):
     """One set of settings."""
 
     values: Mapping[str, Any]
-    """As the file has them."""
+    """The values as the file has them."""
     origins: Mapping[str, str]
-    """Where each is written, in words."""
+    """The place where each value is written, in words."""
 
 
 def find(name: str, paths: Iterable[Path]) -> Profile:

@@ -1,4 +1,4 @@
-"""The wheels with the compilers of TPUs and GPUs: whether they are installed and fit, and the environment that they need.
+"""The wheels with the compilers of TPUs and GPUs: a check that they are installed and fit, and the environment that they need.
 
 Nothing here imports jax, which reads some of these variables as it is imported; libtpu reads the others as it is loaded.
 """

@@ -1,1 +1,1 @@
-"""The words of the house: nestings, settings, outcomes and what was observed, as plain frozen data. Nothing here imports jax or flax."""
+"""The plain frozen data that all folders share: nestings, settings, outcomes and facts. Nothing here imports jax or flax."""

@@ -1,7 +1,7 @@
-"""What a transform is, and what an invariant is: one row each. Every other table of them is a query of these rows.
+"""The transforms and the invariants: one row each. Every other table of them is a query of these rows.
 
 To add a transform: a row here, its functions in `transforms`, a hint in `reporting.hints`. To add an invariant: a row here, and a file of
-its name in `invariants`; what it needs and nobody gathers yet is a field of `invariants.case.Case` and a function of `engine.gather`.
+its name in `invariants`; a fact that it needs and nobody gathers yet is a field of `invariants.case.Case` and a function of `engine.gather`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 STYLES = ("argument", "functional", "closure", "jax_closure")
-"""How a layer gets the module, plainest first."""
+"""The ways in which a layer gets the module, plainest first."""
 
 MODES = ("current", "graph", "graph_no_updates", "tree")
 """The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
@@ -29,15 +29,15 @@ class Transform(NamedTuple):
     default: bool = False
     """Nestings have it where ``transforms`` names no others."""
     means: Meaning = ""
-    """The eager calls that it stands for."""
+    """The eager calls that it means."""
     axis: Axis = ""
-    """What the leading axis counts that its inputs and outputs have."""
+    """The things that the leading axis of its inputs and outputs counts."""
     loop: Loop = ""
     """It carries the state from step to step. jax differentiates only a loop whose steps are counted beforehand."""
     branches: bool = False
     """It makes the call or skips it, and hands the unchanged state on then."""
     pair: Pair = ""
-    """What it returns beside the output of the call."""
+    """The value that it returns beside the output of the call."""
     adds_state: bool = True
     """As an argument layer it takes a call that adds state; no loop and no branch does."""
     excludes_itself: str = ""
@@ -47,23 +47,23 @@ class Transform(NamedTuple):
     runs_nothing: bool = False
     """It only traces."""
     idle: bool = False
-    """Where nothing is differentiated, XLA compiles the same program with it and without."""
+    """If nothing is differentiated, XLA compiles the same program with it and without."""
     on_mesh: bool = False
     """State and inputs lie on all devices."""
 
     @property
     def fixes_state(self) -> bool:
-        """Whether, as an argument layer, it cannot take a call that adds state."""
+        """True if, as an argument layer, it cannot take a call that adds state."""
         return bool(self.loop) or self.branches or not self.adds_state
 
     @property
     def keeps_types(self) -> bool:
-        """Whether the call must leave the types of the state as they are: in a carry, beside a branch that skips it, for a second call."""
+        """True if the call must leave the types of the state as they are: in a carry, beside a branch that skips it, for a second call."""
         return bool(self.loop) or self.branches or self.pair == "first call"
 
     @property
     def grows(self) -> bool:
-        """Whether it can be made longer, by steps or elements."""
+        """True if it can be made longer, by steps or elements."""
         return bool(self.loop) or self.axis == "elements"
 
 
@@ -110,7 +110,7 @@ class InvariantRow(NamedTuple):
 
     name: str
     needs: tuple[str, ...]
-    """What the engine gathers for it: fields of `invariants.case.Case`."""
+    """The facts that the engine gathers for it: fields of `invariants.case.Case`."""
     default: bool = False
     """It is asserted where ``invariants`` names no others."""
     compiled: bool = False
@@ -136,7 +136,7 @@ INVARIANT_ROWS = (
 """All invariants, in the order in which they are judged."""
 
 OWN_NEEDS = ("nested_call",)
-"""What an invariant of the user's own needs."""
+"""The facts that an invariant of the user's own needs."""
 
 MOST_SERIOUS = ("tracers", "donation", "memory", "parity")
 """A failure is named after the first of these that broke; the others follow in the order of their rows."""

@@ -1,4 +1,4 @@
-"""The chips whose compilers judge memory and donation as well: one row each, and how a target is written.
+"""The chips whose compilers judge memory and donation as well: one row each, and the notation of a target.
 
 A target is a chip (``v5e``) or a slice of several (``v5e:4x4``, ``h100:8``). Nothing here imports jax.
 """

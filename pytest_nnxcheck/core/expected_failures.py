@@ -1,4 +1,4 @@
-"""Expected failures: which nestings an entry covers, what it excuses, and which entries did not come true.
+"""Expected failures: the nestings that an entry covers, the violations that it excuses, and the entries that did not come true.
 
 Pure functions over outcomes: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -31,7 +31,7 @@ class ExpectedFailure:
     """An invariant, or layers. A layer without a style is the transform in any style; a key without a mode is for every mode of flax."""
     reason: str
     origin: str = "expected_failures"
-    """Where the entry is written, in words."""
+    """The place where the entry is written, in words."""
     table: str = ""
     """Its table, where it is in a file."""
 
@@ -70,11 +70,11 @@ class ExpectedFailure:
         return Nesting(tuple(_layer(word, style) for word in self._layers), self.mode or MODES[0])
 
     def in_mode(self, nesting: Nesting) -> bool:
-        """Whether the entry is about the mode of this nesting."""
+        """True if the entry is about the mode of this nesting."""
         return self.mode in ("", nesting.mode)
 
     def covers(self, nesting: Nesting) -> bool:
-        """Whether the entry is about this nesting; an entry of an invariant is where the invariant is asserted."""
+        """True if the entry is about this nesting; an entry of an invariant is where the invariant is asserted."""
         if not self.in_mode(nesting):
             return False
         if self.invariant:
@@ -86,7 +86,7 @@ class ExpectedFailure:
         return any(_begin(nesting.layers[start:], words) for start in range(len(nesting)))
 
     def is_exactly(self, nesting: Nesting) -> bool:
-        """Whether the entry names this nesting and none around it."""
+        """True if the entry names this nesting and none around it."""
         return not self.invariant and len(self._layers) == len(nesting) and self.covers(nesting)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ def _layer(word: str, style: str) -> Layer:
 
 
 def _begin(layers: tuple[Layer, ...], words: list[str]) -> bool:
-    """Whether the layers begin with those that the words name."""
+    """True if the layers begin with those that the words name."""
     named = 0
     for layer in layers:
         if named < len(words) and words[named] in (layer.transform, f"{layer.transform}[{layer.style}]"):

@@ -1,4 +1,4 @@
-"""Plain data about one call: what a run left, what the un-nested call uses memory for, what reports keep.
+"""Plain data about one call: the facts of a run, the memory of the un-nested call, the evidence that reports keep.
 
 Nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Path = tuple[Any, ...]
-"""Where a leaf is in a state: the keys that lead to it."""
+"""The place of a leaf in a state: the keys that lead to it."""
 
 Pairs = tuple[tuple[str, str], ...]
 """Pairs of names."""
@@ -88,9 +88,9 @@ class Leak:
     kind: str
     type: str
     line: str
-    """Where it was made."""
+    """The user's line that made it."""
     layer: str
-    """The layer that left it; empty for the call itself."""
+    """The layer that leaked it; empty for the call itself."""
     place: str = field(default="", metadata=UNRECORDED)
     """Tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
 
@@ -98,24 +98,24 @@ class Leak:
     a ``returned module``.
     """
     before: bool = field(default=False, metadata=UNRECORDED)
-    """Whether it was there before the call, which did not leave it then."""
+    """True if it was there before the call, which then did not leak it."""
     keeper: str = field(default="", metadata=UNRECORDED)
-    """The path of what keeps a function that captured it."""
+    """The path of the object that keeps a function which captured it."""
 
     @property
     def captured(self) -> bool:
-        """Whether the layer that left it captured the module."""
+        """True if the layer that leaked it captured the module."""
         return bool(self.layer) and Layer.parse(self.layer).captures
 
 
 @dataclass(frozen=True, slots=True)
 class InnerDonation:
-    """What the jits inside an un-nested call donated, by the names of leaves and inputs."""
+    """The donations of the jits inside an un-nested call, by the names of leaves and inputs."""
 
     consumed: frozenset[str] = frozenset()
-    """Those whose arrays are deleted."""
+    """The names whose arrays are deleted."""
     kept: frozenset[str] = frozenset()
-    """Those that the call left as they were handed in, or returned."""
+    """The names that the call left as they were handed in, or returned."""
     orphans: tuple[tuple[str, str], ...] = ()
     """The leaves that it left with a deleted array, which went in at another leaf: each with that one."""
 
@@ -141,9 +141,9 @@ class Observation:
     lost: tuple[Leaf, ...] = ()
     """The donated leaves to name for the buffers that were lost."""
     abstract: bool = False
-    """Whether the program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract."""
+    """True if the program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract."""
     shared: bool = False
-    """Whether the program was compiled for another one of the same text, whose lines its buffers name."""
+    """True if the program was compiled for another one of the same text, whose lines its buffers name."""
     still: tuple[Path, ...] = ()
     """The leaves that the un-nested call changes, and that came back as the very arrays that went in."""
     output_names: tuple[str, ...] = ()
@@ -152,13 +152,13 @@ class Observation:
     compiled: jax.stages.Compiled | None = None
     """The program of the outermost jit."""
     inside: InnerDonation = InnerDonation()
-    """What the jits of the un-nested call itself donated."""
+    """The donations of the jits of the un-nested call itself."""
     targets: tuple[OnTarget, ...] = ()
     """The program on each target that it was compiled for."""
 
     @property
     def settled(self) -> bool:
-        """Whether the run ended, and left no tracers: its state and its output can be handed on."""
+        """True if the run ended, and leaked no tracers: its state and its output can be handed on."""
         return self.error is None and not self.leaks
 
 
@@ -176,11 +176,11 @@ class NestedCall:
     outputs: Mapping[str, Any]
     """The arrays of the un-nested output, each named ``output`` with its place."""
     memory: Memory | None = None
-    """What the program needs, where the outermost layer is a jit."""
+    """The memory that the program needs, if the outermost layer is a jit."""
     compiled: jax.stages.Compiled | None = None
-    """The program, where the outermost layer is a jit."""
+    """The program, if the outermost layer is a jit."""
     abstract: bool = False
-    """Whether the call was not run: its arrays are types alone."""
+    """True if the call was not run: its arrays are types alone."""
 
     def __repr__(self) -> str:
         return f"<NestedCall {self.nesting}>"
@@ -199,10 +199,10 @@ class Recast:
     dtype: str
     type: str
     bytes: int
-    """Those of the new array."""
+    """The size of the new array."""
     widens: bool
     looped: bool
-    """Whether a loop takes it."""
+    """True if a loop takes it."""
     name: str = ""
 
 
@@ -214,7 +214,7 @@ Twice = Literal[
     "cut and joined again",
     "reordered",
 ]
-"""Why all of a leaf is in memory once more: a word of `reporting.hints.TWICE`."""
+"""The reason why all of a leaf is in memory once more: a word of `reporting.hints.TWICE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,21 +226,21 @@ class HeldTwice:
     operation: Twice
     line: str
     types: tuple[str, ...]
-    """Those of the arrays, or of their parts."""
+    """The types of the arrays, or of their parts."""
     bytes: int
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the scans of a line save for their backward pass."""
+    """The values that the scans of a line save for their backward pass."""
 
     line: str
     steps: int
     bytes: int
-    """Those of all steps."""
+    """The sum over all steps."""
     carried: int
-    """Of these bytes what the carry needs, which a remat saves as well."""
+    """The part of these bytes that the carry needs, which a remat saves as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,13 +250,13 @@ class Stack:
     line: str
     type: str
     bytes: int
-    """Those of all steps."""
+    """The sum over all steps."""
     read: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """What the jaxpr of a call spends memory on by its own structure."""
+    """The memory that the jaxpr of a call spends by its own structure."""
 
     recasts: tuple[Recast, ...] = ()
     saved: tuple[Saved, ...] = ()
@@ -266,28 +266,28 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class CallProgram:
-    """What the traced program of the un-nested call does: a function of the leaves of the state and the inputs."""
+    """The traced program of the un-nested call: a function of the leaves of the state and the inputs."""
 
     captured: tuple[Captured, ...] = ()
     """The arrays that it captures, which a compiled program holds as constants: the largest first."""
     donated: tuple[bool | None, ...] = ()
-    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
+    """True for each leaf, and each input behind them, that a jit at the top of the call donates; None where none takes it."""
     inner_donations: int = 0
-    """How many arrays the jits inside donate."""
+    """The number of arrays that the jits inside donate."""
     writes_back: bool = False
-    """Whether a scan hands out its stacked inputs as they were."""
+    """True if a scan hands out its stacked inputs as they were."""
     remat_in_scan: bool = False
     branches: bool = False
-    """Whether it has a conditional."""
+    """True if it has a conditional."""
     calls_back: bool = False
-    """Whether it runs Python code, or may raise, while the program runs."""
+    """True if it runs Python code, or may raise, while the program runs."""
     waste: Waste = Waste()
     precision: float = 0.0
     """The distance between one and the next number of the lowest floating type that it computes in."""
     equations: int = 0
-    """How many equations it runs, each step of a scan counted."""
+    """The number of equations that it runs, each step of a scan counted."""
     operations: int = 0
-    """How many different ones."""
+    """The number of different operations among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +297,9 @@ class LargeLine:
     line: str
     bytes: int
     type: str
-    """That of the largest."""
+    """The type of the largest."""
     operation: str
-    """That of the largest."""
+    """The operation of the largest."""
     handed: int
     """Bytes of all that goes in and comes out."""
 
@@ -320,15 +320,15 @@ class NotDonated:
 
     function: str
     jit: str
-    """How one writes it."""
+    """The jit as its user writes it."""
     line: str
-    """Where the function begins."""
+    """The line where the function begins."""
     arguments: tuple[str, ...]
-    """Those that hold the state."""
+    """The arguments that hold the state."""
     donate: str
     """The option that donates all that changes."""
     bytes: int
-    """Those that lie there old and new."""
+    """The bytes that are in memory old and new."""
 
 
 Advice = HeldTwice | Recast | LargeLine | Saved | Stack | Unused | NotDonated
@@ -340,7 +340,7 @@ Advice = HeldTwice | Recast | LargeLine | Saved | Stack | Unused | NotDonated
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is kept of one nesting."""
+    """The evidence that reports keep of one nesting."""
 
     split: Split | None = None
     expected: int | None = None
@@ -366,7 +366,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnNested:
-    """Where the bytes of the un-nested program of one call are, and advice on them. An equal one is of another call: both are kept."""
+    """The bytes of the un-nested program of one call, and advice on them. An equal one is of another call: both are kept."""
 
     name: str
     evidence: Evidence
@@ -375,7 +375,7 @@ class UnNested:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the figures depend on, beside the code: ``devices`` is the number of simulated ones, 1 if there are none."""
+    """The versions and devices that the figures depend on, beside the code: ``devices`` is the number of simulated ones, 1 if there are none."""
 
     jax: str
     jaxlib: str

@@ -40,7 +40,7 @@ class Layer:
 
     @property
     def captures(self) -> bool:
-        """Whether the layer reaches the module by closure instead of being handed it."""
+        """True if the layer captures the module by closure instead of taking it as an argument."""
         return self.style.endswith("closure")
 
     @property
@@ -61,7 +61,7 @@ class Layer:
 class Nesting:
     """Layers from the outermost inwards, written ``jit > scan[closure] > remat``; none at all is ``un-nested``.
 
-    A mode of flax that is not the current one stands before them: ``tree: jit > scan``.
+    A mode of flax that is not the current one comes before them: ``tree: jit > scan``.
     """
 
     layers: tuple[Layer, ...] = ()
@@ -78,12 +78,12 @@ class Nesting:
         return f"Nesting.parse({str(self)!r})"
 
     def _repr_pretty_(self, printer: Any, _cycle: object) -> None:
-        """How hypothesis shows it in an example: field by field without this."""
+        """Show it in an example of hypothesis, which shows it field by field without this."""
         printer.text(repr(self))
 
     @property
     def captures(self) -> bool:
-        """Whether one of its layers captures the module."""
+        """True if one of its layers captures the module."""
         return any(layer.captures for layer in self.layers)
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ MisfitKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why a nesting cannot take this call, or any call."""
+    """The reason why a nesting cannot take this call, or any call."""
 
     kind: MisfitKind
     of: str = ""
@@ -137,7 +137,7 @@ class Misfit:
 
 
 def impossible(nesting: Nesting) -> Misfit | None:
-    """Why jax cannot run the nesting, whatever the subject; `None` if it can."""
+    """The reason why jax cannot run the nesting, whatever the subject; `None` if it can."""
     outer: list[Transform] = []
     for row in (layer.row for layer in nesting.layers):
         if row.loop == "uncounted" and any(outer_row.pair == "gradients" for outer_row in outer):

@@ -18,10 +18,10 @@ class CapturedNode(NamedTuple):
     """A graph node that a function captured."""
 
     name: str
-    """By which name; empty where it is the function itself."""
+    """The name by which it is captured; empty where it is the function itself."""
     type: str
     is_argument: bool = True
-    """Whether the transforms of flax take it as it is."""
+    """True if the transforms of flax take it as it is."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type})" if self.name else self.type
@@ -36,7 +36,7 @@ class CapturedBy:
     line: str
     nodes: tuple[CapturedNode, ...]
     leaks: bool = False
-    """Whether one of them held tracers when the call was over."""
+    """True if one of them held tracers when the call was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class MergedVariables:
     line: str
     node: str
     paths: tuple[str, ...]
-    """Where the Variables are in the node."""
+    """The paths of the Variables in the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a layer gives an axis; it broadcasts the rest."""
+    """The state and the inputs that a layer gives an axis; it broadcasts the rest."""
 
     layer: Layer
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class RaisedUnNested:
-    """What the call raises without a nesting, in one line."""
+    """The exception that the call raises without a nesting, in one line."""
 
     text: str
 
@@ -70,7 +70,7 @@ class ValueAsked:
 
 
 Explanation = Leak | CapturedBy | MergedVariables | Mapped | RaisedUnNested | ValueAsked | str
-"""What may explain a failure. Reports print a text, such as the exception that the call raised, as it is."""
+"""A possible cause of a failure. Reports print a text, such as the exception that the call raised, as it is."""
 
 
 # --- facts that nothing judges
@@ -111,7 +111,7 @@ class BufferRetyped:
     """Its type after the call."""
     cause: str
     output: bool
-    """Whether the new value is an output, for an input."""
+    """True if the new value is an output, for an input."""
     place: BufferPlace
 
 
@@ -126,7 +126,7 @@ class InMappedFile:
 
 @dataclass(frozen=True, slots=True)
 class StateAdded:
-    """What the call adds, and the layers that cannot carry it."""
+    """The state that the call adds, and the layers that cannot carry it."""
 
     paths: tuple[str, ...]
     layers: tuple[Layer, ...]

@@ -31,7 +31,7 @@ class TracerLeft(Finding):
 
     leak: Leak
     has_data: bool = False
-    """Whether the installed flax has `nnx.data`."""
+    """True if the installed flax has `nnx.data`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class MadeInEndedTrace(Finding):
     """A Variable that flax refuses to write."""
 
     type: str
-    """Of itself and of its value."""
+    """The type of the Variable and of its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,12 @@ class StateCopied(Finding):
 
     figures: Figures
     bytes: int
-    """Those of all copies together."""
+    """The size of all copies together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingOnTarget(Finding):
-    """What a program breaks on a target."""
+    """A finding about a program on a target."""
 
     on: OnTarget
 
@@ -89,7 +89,7 @@ class CopiedOnTarget(FindingOnTarget):
     """Copies of the state at the peak, on a target."""
 
     cause: PeakCause = ""
-    """That of the CPU's program."""
+    """The `PeakCause` of the program on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class ConstantsCaptured(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryWasted(Finding):
-    """What the un-nested call need not spend."""
+    """Memory that the un-nested call need not spend."""
 
     advice: tuple[Advice, ...]
 
@@ -118,9 +118,9 @@ class SharedBuffer(Finding):
 
     other: str
     twice: bool
-    """Whether both are donated; else the other is used beside that."""
+    """True if both are donated; else the other is used beside that."""
     inside: bool = False
-    """Whether a jit of the call's own donates them."""
+    """True if a jit of the call's own donates them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class ViewedBuffer(Finding):
 
 
 LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused"]
-"""Why a buffer was lost."""
+"""The reason why a buffer was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,17 +150,17 @@ class LostBuffer(Finding):
     new: ArrayType | None = None
     """The type of its new value, as the call sees it."""
     output: bool = False
-    """Whether the new value is an output, for an input."""
+    """True if the new value is an output, for an input."""
     shardings: tuple[str, ...] = ()
-    """Those before and after, as their user writes them."""
+    """The shardings before and after, as their user writes them."""
     pointers: tuple[int, ...] = field(default=(), compare=False)
-    """Those before and after; the first alone where there is no buffer after."""
+    """The pointers before and after; the first alone where there is no buffer after."""
     line: str = ""
-    """Where the leaf got another dtype."""
+    """The line where the leaf got another dtype."""
     abstract: bool = False
-    """Whether nothing was run."""
+    """True if nothing was run."""
     debug_nans: bool = False
-    """Whether jax keeps old values for `jax_debug_nans`."""
+    """True if jax keeps old values for `jax_debug_nans`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class UpdateDropped(Finding):
 
 
 DropCause = Literal["attribute", "broadcast", "copy"]
-"""What dropped an update: it is of a plain attribute, the state was broadcast, or a transform of jax was handed a copy."""
+"""The cause of a dropped update: it is of a plain attribute, the state was broadcast, or a transform of jax was handed a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,22 +182,22 @@ class ValueDiffers(Finding):
     type: str = ""
     """The type of the array, or of the Python value of an attribute."""
     want: str | complex = ""
-    """The value, type or count that should be there: of an array, that of the element which lies furthest apart."""
+    """The value, type or count that should be there: of an array, that of the element whose values differ most."""
     have: str | complex = ""
-    """The same of what is there."""
+    """The value, type or count that is there."""
     wrong: int = 0
-    """How many elements differ."""
+    """The number of elements that differ."""
     elements: int = 0
     size: float = 1.0
-    """How far the element lies apart; 1 for what is no float."""
+    """The distance between the two values of that element; 1 where it is no float."""
     allowed: float | None = None
-    """How far it may lie apart."""
+    """The distance that is allowed."""
     rounding: bool = False
-    """Whether only floats differ, by a finite amount."""
+    """True if only floats differ, by a finite amount."""
     cause: DropCause | Literal[""] = ""
-    """What dropped an update."""
+    """The cause of a dropped update."""
     variable: str = ""
-    """How one writes the type of the Variable."""
+    """The type of the Variable, as its user writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,17 +206,17 @@ class NotFinite(Finding):
 
     type: str
     wrong: int
-    """How many elements are so."""
+    """The number of such elements."""
     elements: int
 
 
 MISSING = "missing"
-"""What `TypeMoved` says of a leaf or an attribute that is not there."""
+"""The word of `TypeMoved` for a leaf or an attribute that is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeMoved(Finding):
-    """What a call compiles for, and leaves as another: an attribute, or the type of a leaf; nothing where it cannot be named."""
+    """An attribute, or the type of a leaf, that a call compiles for and then changes; empty where it cannot be named."""
 
     label: Literal["attribute", "leaf", ""] = ""
     type: str = ""
@@ -224,7 +224,7 @@ class TypeMoved(Finding):
     before: str = ""
     after: str = ""
     hardened: bool = False
-    """Whether a leaf was made of a Python number, and is not any more."""
+    """True if a leaf was made of a Python number, and is not any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,11 +232,11 @@ class JitTracedAgain(Finding):
     """A function, named by ``path``, that a jit inside the call traces in each call, for arrays of the same types each time."""
 
     line: str
-    """Where the function begins; empty for one of a library."""
+    """The line where the function begins; empty for one of a library."""
     called: tuple[str, ...]
     """The lines that call the jit."""
     times: int
-    """How often the jit traces it in one call."""
+    """The number of times that the jit traces it in one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,16 +248,16 @@ class Breach(Finding):
     details: tuple[tuple[str, str], ...] = ()
     """Further (label, text) rows of the message."""
     hint: str = ""
-    """What to write instead."""
+    """The change to make, as advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
     """One broken invariant.
 
-    ``summary`` is one line, ``details`` are (label, text) rows of the message, ``hint`` says what to change
-    and is empty where no advice is certain to be right. `reporting.violations` makes them of ``findings``, all that is broken as data, and of what
-    is ``explained`` beside it; no code reads the text.
+    ``summary`` is one line, ``details`` are (label, text) rows of the message, ``hint`` is the change to make,
+    and is empty where no advice is certain to be right. `reporting.violations` makes them of ``findings``, everything that is broken, and
+    ``explained``, its possible causes, both as data; no code reads the text.
     """
 
     invariant: str
@@ -266,59 +266,59 @@ class Violation:
     details: tuple[tuple[str, str], ...] = ()
     """(label, text) rows of the message."""
     hint: str = ""
-    """What to change; empty where no advice is certain to be right."""
+    """The change to make; empty where no advice is certain to be right."""
     findings: tuple[Finding, ...] = field(default=(), metadata=UNRECORDED)
     """All that is broken, as data."""
     explained: tuple[Explanation, ...] = field(default=(), metadata=UNRECORDED)
-    """What has to do with it, as data."""
+    """Its possible causes, as data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one nesting did."""
+    """The result of one nesting."""
 
     nesting: Nesting = field(metadata=UNRECORDED)
     verdict: Verdict
     violations: tuple[Violation, ...] = ()
     reason: str = ""
-    """Why the nesting was rejected or failed, or was expected to."""
+    """The reason why the nesting was rejected or failed, or was expected to fail."""
     error: str = field(default="", metadata=UNRECORDED)
     """The type of the exception of a nesting that failed."""
     facts: tuple[Note, ...] = field(default=(), metadata=UNRECORDED)
-    """Facts that are reported but not judged, and what explains a failure, as data."""
+    """Facts that are reported but not judged, and the causes of a failure, as data."""
     peak: int | None = None
-    """Bytes a device."""
+    """The peak memory of the program, in bytes a device."""
     budget: int | None = None
-    """What the peak may be."""
+    """The bound on the peak, in bytes a device."""
     notes: tuple[str, ...] = ()
     """The ``facts`` as text."""
     expected: tuple[str, ...] = ()
     """The keys of the expected failures that came true in it."""
     by_mode: bool = field(default=False, metadata=UNRECORDED)
-    """Whether flax rejected it for what its mode cannot do."""
+    """True if flax rejected it because its mode cannot do it."""
     unfit: bool = False
-    """Whether it was rejected because a layer cannot take the call, not by flax."""
+    """True if it was rejected because a layer cannot take the call, not by flax."""
     misfit: Misfit | None = field(default=None, metadata=UNRECORDED)
-    """Why a layer cannot take the call, as data."""
+    """The reason why a layer cannot take the call, as data."""
     evidence: Evidence | None = field(default=None, metadata=UNRECORDED)
-    """What was measured."""
+    """The measurements."""
     program: str = ""
     """The file that shows the same without the plugin."""
     explained: tuple[tuple[str, str], ...] = ()
     """Further rows of the message, which were found after hypothesis was done."""
     seconds: float = field(default=0.0, compare=False)
-    """What the nesting took, the test's own body included."""
+    """The seconds that the nesting took, the test's own body included."""
 
     @property
     def rank(self) -> tuple[bool, int, object]:
-        """Sort key of what broke: a violation first, of the most serious invariant, then the plainer nesting."""
+        """Sort key of a failure: a violation first, of the most serious invariant, then the plainer nesting."""
         broken = [severity(violation.invariant) for violation in self.violations]
         return (self.verdict != "violated", min(broken, default=0), self.nesting.plainness)
 
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What the report of a test says of its calls, whatever their nesting."""
+    """The facts that the report of a test states about its calls, whatever their nesting."""
 
     notes: tuple[Note, ...] = ()
     added: tuple[str, ...] = ()
@@ -340,7 +340,7 @@ class NestingStarted:
 
     nesting: Nesting
     drawn: bool
-    """By hypothesis; else it is one of the sweep."""
+    """True if hypothesis drew it; else it is one of the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ class NestingFinished:
     outcome: Outcome | None
     seconds: float
     drawn: bool
-    """By hypothesis; else it is one of the sweep."""
+    """True if hypothesis drew it; else it is one of the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +373,7 @@ class BodyFinished:
     """The body has ended."""
 
     outcomes: Mapping[Nesting, Outcome]
-    """Those of the run by now; none where a nesting is only tried out."""
+    """The outcomes of the run by now; none where a nesting is only tried out."""
 
 
 Listener = Callable[[object], None]

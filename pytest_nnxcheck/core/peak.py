@@ -14,8 +14,8 @@ FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
 
 COPY_SHARE = 0.05
-"""Of the state's bytes. Healthy programs hold no copies at all, so that the least that is worth telling can be small: one stack of a few layers' parameters,
-beside the moments of Adam."""
+"""The share of the state's bytes from which a copy counts. Healthy programs hold no copies at all, so that it can be small: one stack of a few layers'
+parameters, beside the moments of Adam."""
 
 SHOWN = 10
 """Buffers, and leaves, that are kept of each nesting: the largest."""
@@ -24,7 +24,7 @@ SHOWN_LINES = 40
 """Lines that are kept of each nesting: the largest."""
 
 LARGE = 0.05
-"""Of a line's bytes: smaller buffers do not decide what called the line."""
+"""The share of a line's bytes from which a buffer is large: smaller ones do not decide what called the line."""
 
 UNRECORDED = {"record": False}
 """Marks a field that reports leave out."""
@@ -71,7 +71,7 @@ class Buffer:
     name: str = ""
     """The argument that the buffer is, or is made of by copies only."""
     whole: bool = False
-    """Whether it is a copy of all of that argument, and of those that are ``joined`` to it."""
+    """True if it is a copy of all of that argument, and of those that are ``joined`` to it."""
     through: tuple[str, ...] = ()
     """The operations of the copy, from the argument on."""
     joined: tuple[str, ...] = ()
@@ -79,17 +79,17 @@ class Buffer:
     layer: str = ""
     """The generated layer that made the buffer."""
     inserted: bool = False
-    """Whether XLA put the buffer in: for the loop at these lines, or in this layer; without either it does not say what for."""
+    """True if XLA put the buffer in: for the loop at these lines, or in this layer; without either XLA does not say what for."""
     added: bool = False
-    """Whether the un-nested program has no such buffer: from the same place, of that shape, a copy of the same."""
+    """True if the un-nested program has no such buffer: from the same place, of that shape, a copy of the same."""
     parameters: tuple[int, ...] = field(default=(), metadata=UNRECORDED)
     """The numbers of the arguments that it is made of. They are those of the flat arguments where the program was lowered with ``keep_unused``."""
     broadcast: bool = field(default=False, metadata=UNRECORDED)
-    """Whether it repeats far fewer elements, and computes nothing."""
+    """True if it repeats far fewer elements, and computes nothing."""
 
     @property
     def place(self) -> str:
-        """What buffers are grouped by: the innermost line of the user, or the layer; empty for captured constants and where XLA says neither."""
+        """The key that groups buffers: the innermost line of the user, or the layer; empty for captured constants and where XLA says neither."""
         return self.stack[0] if self.stack else self.layer
 
     @property
@@ -105,7 +105,7 @@ class Memory(Split):
     buffers: tuple[Buffer, ...] = ()
     """The largest first."""
     named: bool = False
-    """Whether this jaxlib gives the buffers; else there are totals only, with the constants unknown (0)."""
+    """True if this jaxlib gives the buffers; else there are totals only, with the constants unknown (0)."""
 
     @property
     def split(self) -> Split:
@@ -150,9 +150,9 @@ class PeakLine:
     outer: tuple[str, ...]
     """The lines that called it for all of its large buffers."""
     inserted: bool
-    """Whether XLA inserted all buffers."""
+    """True if XLA inserted all buffers."""
     count: int
-    """How many buffers there are."""
+    """The number of buffers."""
     temporaries: int
     outputs: int
     constants: int
@@ -165,7 +165,7 @@ class PeakLine:
 
     @property
     def group(self) -> tuple[str, bool, bool]:
-        """That of its buffers: `Buffer.group`."""
+        """The group of its buffers: `Buffer.group`."""
         return self.line, bool(self.constants), self.inserted and not self.line
 
     @classmethod
@@ -203,7 +203,7 @@ def by_line(after: Iterable[Buffer], before: Iterable[Buffer]) -> tuple[PeakLine
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a nesting should cost, and what it may."""
+    """The expected peak of a nesting, and its budget."""
 
     expected: int
     budget: int
@@ -212,7 +212,7 @@ class Bound:
     axes: int = 0
     """Bytes that were added to a budget in bytes for the nesting's own axes."""
     default: bool = False
-    """Whether nobody set a budget."""
+    """True if nobody set a budget."""
     written: str = ""
     """A budget in bytes as the user wrote it, in powers of 1000."""
 
@@ -227,12 +227,12 @@ PeakCause = Literal[
     "mapped branch",
     "returned",
 ]
-"""Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
+"""The cause of a peak, where it is known. A constant of the call is one that nothing outside of it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a peak is judged by."""
+    """The figures that a peak is judged by."""
 
     split: Split
     bound: Bound
@@ -247,13 +247,13 @@ class Copies:
     """Bytes of copies of the state in a compiled program."""
 
     handed_back: int = 0
-    """What the program holds since it hands values back unchanged."""
+    """Bytes that the program holds since it hands values back unchanged."""
     returned: int = 0
     """Outputs that are state."""
 
     @property
     def bytes(self) -> int:
-        """Those of both."""
+        """The sum of both."""
         return self.handed_back + self.returned
 
 
@@ -262,16 +262,16 @@ NO_COPIES = Copies()
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What the peak gains with each further step of a generated loop, or element of an axis."""
+    """The gain of the peak with each further step of a generated loop, or element of an axis."""
 
     layer: str
     steps: int
-    """How many steps the shorter of two programs has; the other one has twice as many."""
+    """The number of steps of the shorter of two programs; the other one has twice as many."""
     per_step: Split
 
     @classmethod
     def between(cls, layer: str, steps: int, short: Split, long: Split) -> Growth:
-        """What a step adds, by the totals of the two programs."""
+        """Compute the gain of a step from the totals of the two programs."""
         gain = {name: (size - short.parts[name]) // steps for name, size in long.parts.items()}
         return cls(layer, steps, Split(**gain))
 
@@ -285,7 +285,7 @@ class Captured:
     line: str = ""
     """The first line that uses it."""
     name: str = ""
-    """Where it is kept: a global, a closure."""
+    """The place that keeps it: a global, a closure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,17 +295,17 @@ class OnTarget:
     target: str
     """The chip, or the slice of the program's mesh: ``v5e``, ``v5e:2x4``."""
     limit: int = 0
-    """What a program may use there: the compiler's own limit on a TPU, a share of the memory on a GPU."""
+    """The bytes that a program may use there: the compiler's own limit on a TPU, a share of the memory on a GPU."""
     share: float = 1.0
-    """Of the memory of a GPU: the part that jax takes."""
+    """The part of a GPU's memory that jax takes."""
     fits: bool = True
-    """On a TPU whether its compiler took the program, on a GPU whether ``peak`` is within ``limit``."""
+    """On a TPU, true if its compiler took the program; on a GPU, true if ``peak`` is within ``limit``."""
     peak: int | None = None
-    """What is compared with ``limit``; `None` where this compiler gives no totals, or refused the program."""
+    """The bytes to compare with ``limit``; `None` where this compiler gives no totals, or refused the program."""
     split: Split | None = None
     """The totals of the compiler. Their sum is ``peak`` on a GPU, and more on a TPU."""
     unpadded: int | None = None
-    """Of ``peak`` on a TPU: what would be left without the padding of its tiles."""
+    """``peak`` on a TPU without the padding of its tiles."""
     copies: int = 0
     """Bytes of copies of the state, by forwarding."""
     state: int = 0
@@ -313,19 +313,19 @@ class OnTarget:
     donated: int = 0
     """Leaves that the program donates."""
     lost: tuple[str, ...] = ()
-    """Names of those whose buffer no output takes over, there and not on the CPU."""
+    """The names of leaves whose buffer no output takes over, there and not on the CPU."""
     lost_too: int = 0
-    """How many lose their buffer there and on the CPU."""
+    """The number of leaves that lose their buffer there and on the CPU."""
     refused: str = ""
-    """What the compiler said of a program that does not fit, in one line."""
+    """The compiler's words on a program that does not fit, in one line."""
     left_out: str = ""
-    """Why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
+    """The reason why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
     effort: str = ""
-    """What the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
+    """The effort that the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
     wheel: str = ""
     """The compiler: ``libtpu 0.0.50.1``."""
     seconds: float = field(default=0.0, compare=False)
-    """What it took to lower and compile."""
+    """The seconds to lower and compile."""
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> OnTarget:

@@ -1,4 +1,4 @@
-"""What the value of a setting may be: its kinds, each with a parser."""
+"""The kinds of values that a setting may have, each with a parser."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     metavar: str = ""
     """Its name in the help. Without one it is a flag, which has no value on the command line and means ``on``."""
     ini_type: Literal["list", "number", "text"] = "text"
-    """What an ini file may hold natively."""
+    """The type that an ini file may hold natively."""
     is_file: bool = False
     """Command line and ini file give the path of a file that holds the value."""
     is_repeated: bool = False
@@ -72,7 +72,7 @@ class Budget:
     factor: float | None = None
     """A multiple of the expected peak."""
     written: str = field(default="", compare=False, repr=False)
-    """How the user wrote bytes in powers of 1000; measured bytes are shown in powers of 1024."""
+    """The bytes as the user wrote them, in powers of 1000; measured bytes are shown in powers of 1024."""
 
     @classmethod
     def parse(cls, value: object) -> Budget:

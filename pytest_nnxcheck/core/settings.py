@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 MARKER = "nnx_invariants"
 
 CHECK_ID = "nnx-check"
-"""Where the id of a check by name starts: ``nnx-check::package.models:Block``."""
+"""The start of the id of a check by name: ``nnx-check::package.models:Block``."""
 
 SWEEPS = ("pairs", "chains", "short", "singles", "probes")
-"""What always runs first, the longest first: each contains those behind it."""
+"""The sweeps, the longest first: each contains those behind it."""
 
 EFFORTS: dict[str, dict[str, Any]] = {
     "quick": {"sweep": "short", "max_examples": 0},
     "default": {"sweep": "chains", "max_examples": 3},
     "thorough": {"sweep": "pairs", "max_examples": 20},
 }
-"""The settings that an effort stands for."""
+"""The settings that an effort sets."""
 
 Scope = Literal["check", "run", "named"]
 SettingPlace = Literal["marker", "command line", "ini file"]
@@ -64,7 +64,7 @@ class Row(NamedTuple):
     """The page of the documents that explains it, or a heading of one."""
     scope: Scope = "check"
     places: tuple[SettingPlace, ...] = EVERYWHERE
-    """Where it may be given."""
+    """The places where it may be given."""
     selects_nestings: bool = False
     """It chooses nestings, and so has no effect where one nesting is replayed."""
     narrows: bool = False
@@ -95,7 +95,7 @@ def _flag_of_baseline(text: str) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to check, under which nestings, and within which bounds."""
+    """The settings of a check: invariants, nestings, bounds."""
 
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
@@ -224,12 +224,12 @@ class Settings:
 
     @property
     def asserts_donation(self) -> bool:
-        """Whether donation is asserted, of a program that donates something."""
+        """True if donation is asserted, of a program that donates something."""
         return "donation" in self.invariants and self.donate != "none"
 
     @property
     def compares_values(self) -> bool:
-        """Whether an invariant is asked for that compares the values with those of the same calls without the nesting."""
+        """True if an invariant is asked for that compares the values with those of the same calls without the nesting."""
         return any(row.values and row.function is None for row in rows_of(self.invariants))
 
     @property

@@ -120,7 +120,7 @@ def near(place: str) -> str:
 
 
 def beginning(code: CodeType) -> str:
-    """Where the code of a function begins, as a message shows it: ``path:line``."""
+    """The line where the code of a function begins, as a message shows it: ``path:line``."""
     return near(f"{code.co_filename}:{code.co_firstlineno}")
 
 
@@ -147,7 +147,7 @@ WHOLE = ("test", "accept", "program", "replay")
 """Rows that people copy into a shell: one line each, however long, and blanks in a path stay."""
 
 _TOGETHER = re.compile(r"(?<=\[)[^][]*(?=\])|\d (?=[KMGT]?i?B\b|%)|<- | > ")
-"""Where no line breaks at a blank: in a key of a path, a number with its unit, the kind of a tracer, a nesting."""
+"""The texts in which no line breaks at a blank: a key of a path, a number with its unit, the kind of a tracer, a nesting."""
 
 _BLANK = "\N{NO-BREAK SPACE}"
 

@@ -98,7 +98,7 @@ class Named:
         return replace(self, inputs=inputs, build=build, abstract=self.abstract or common.abstract)
 
     def error(self, text: str) -> CheckError:
-        """What is wrong, and where it was asked for."""
+        """An error with the option that is to blame."""
         return CheckError(f"option {flag('check')} {self.name}: {text}")
 
 

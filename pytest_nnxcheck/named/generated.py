@@ -49,18 +49,18 @@ def shapes_of(case):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a name leads to."""
+    """The builder and method that a name means."""
 
     builder: Any
     """The class, or the function, that builds what is checked."""
     path: str
     """The name of the builder in its module."""
     method: str = ""
-    """The method to check of what a class builds; empty for its ``__call__``."""
+    """The method to check of the object that a class builds; empty for its ``__call__``."""
 
 
 def test_of(named: Named) -> tuple[Callable[..., None], tuple[str, int]]:
-    """The test of a check, and the file and line of what is named. Raises `CheckError`, or what the user's module raises as it is imported."""
+    """The test of a check, and the file and line of the named class or function. Raises `CheckError`, or the exception of the user's module as it is imported."""
     found = find(named)
     shown = source(named, found)
     module = ModuleType(f"nnx_check_{hashlib.blake2b(named.label.encode(), digest_size=4).hexdigest()}")
@@ -126,7 +126,7 @@ def _test_name(found: Found) -> str:
 
 
 def _is_one(named: Named, found: Found) -> bool:
-    """Whether the subject alone is built, and its inputs are those of the command line."""
+    """True if the subject alone is built, and its inputs are those of the command line."""
     return isinstance(found.builder, type) or bool(named.inputs)
 
 
@@ -211,7 +211,7 @@ def _near(name: str, there: Iterable[str], *, every: bool = True) -> str:
 
 
 def _refuse_inputs(named: Named, found: Found) -> None:
-    """Raises `CheckError` where what a class builds cannot be called, or not with the inputs."""
+    """Refuse an object that cannot be called, or not with the inputs. Raises `CheckError`."""
     method = found.method or "__call__"
     function = next((vars(base)[method] for base in found.builder.__mro__ if method in vars(base)), None)
     if function is None:

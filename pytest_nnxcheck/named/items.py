@@ -24,7 +24,7 @@ def register(config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: P
     if not typed and not ids:
         return
     checks = read_all(typed, ids.values())
-    # Where no file is named, what pytest would find by itself is not run.
+    # Where no file is named, the files that pytest would find alone are not run.
     named = config.args_source is config.ArgsSource.ARGS
     config.args[:] = [arg for arg in config.args if named and arg not in ids]
     folder = str(config.invocation_params.dir)
@@ -57,7 +57,7 @@ class Collection:
 
 
 class NamedModule(pytest.Module):
-    """What the checks are collected from. A module, since fixtures of that scope need one."""
+    """The collector of the checks. A module, since fixtures of that scope need one."""
 
     collection: Collection
 
@@ -92,11 +92,11 @@ class NamedItem(pytest.Function):
 
     named: Named
     place: tuple[str, int]
-    """The file and the line of what is named; lines are counted from 0."""
+    """The file and the line of the named class or function; lines are counted from 0."""
 
     @property
     def nnx_argument(self) -> str:
-        """What selects it, as an argument of pytest."""
+        """The argument of pytest that selects it."""
         return f"{flag('check')}={self.named.name}"
 
     @property
@@ -105,11 +105,11 @@ class NamedItem(pytest.Function):
         return self.named.options
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
-        """Where the named class or function is. Not the end of the id: pytest would write its dots as colons."""
+        """The file and line of the named class or function. Not the end of the id: pytest would write its dots as colons."""
         return (*self.place, f"{CHECK_ID} {self.name}")
 
     def runtest(self) -> None:
-        """Run the test. An exception that the call raises without any nesting says what it got."""
+        """Run the test. An exception that the call raises without any nesting gets a note with the arguments."""
         __tracebackhide__ = True
         try:
             super().runtest()

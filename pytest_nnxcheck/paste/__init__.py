@@ -1,1 +1,1 @@
-"""The program to paste: the user's own test, the layers that ran around it, and a look for what was found."""
+"""The program to paste: the user's own test, the layers that ran around it, and a look for the finding."""

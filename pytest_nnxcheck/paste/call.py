@@ -25,11 +25,11 @@ class Call:
     nesting: Nesting
     settings: Settings
     flags: tuple[bool, bool]
-    """Of flax's mode: its graph, and graph updates."""
+    """The flags of flax's mode: its graph, and graph updates."""
     times: int = 1
-    """How often its test makes it, one time after the other."""
+    """The number of times that its test makes it, one after the other."""
     alone: bool = True
-    """Whether its test makes no other: several are all written in the same way."""
+    """True if its test makes no other: several are all written in the same way."""
 
     @property
     def opened(self) -> dict[str, Any]:

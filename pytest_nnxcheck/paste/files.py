@@ -1,4 +1,4 @@
-"""Where the programs to paste go: a draft of each call before it runs, and a file for each nesting that broke.
+"""The files of programs to paste: a draft of each call before it runs, and a file for each nesting that broke.
 
 A file that cannot be written never loses a run: it is said once, and the run goes on.
 """
@@ -53,16 +53,16 @@ class Programs:
     test: Report
     """A report of the test without outcomes: its name, and how to run it."""
     usage_of: Callable[[Any], Usage]
-    """How the body of an example, or the caller of a check, makes its calls."""
+    """Returns the way in which the body of an example, or the caller of a check, makes its calls."""
     folder: Callable[[], Path] | None = None
-    """Where they go; without one they are kept as text alone."""
+    """Returns the folder of the files; without one they are kept as text alone."""
     near: Path | None = None
-    """What their paths are shown relative to."""
+    """The folder that their paths are shown relative to."""
     texts: dict[Nesting, str] = field(default_factory=dict)
     """The programs of the nestings that broke."""
     _body: Any = None
     _calls: list[Call] = field(default_factory=list)
-    """Those of the present body; of equal ones in a row the last."""
+    """The calls of the present body; of equal ones in a row the last."""
     _drafted: bool = False
     _problem: str = ""
 
@@ -105,7 +105,7 @@ class Programs:
         call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
         last = self._calls[-1] if self._calls else None
         if last is not None and last.subject is call.subject:
-            # The same call, of which more is known by now.
+            # The same call: more is known by now.
             self._calls[-1:] = [replace(last, times=last.times - 1)] if last.times > 1 else []
         elif last is not None and call_text(call, Slice(), Looks()) == call_text(last, Slice(), Looks()):
             if event.profile is not None:

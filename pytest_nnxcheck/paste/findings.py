@@ -1,4 +1,4 @@
-"""Which looks find what was found in a call: one line of a program for each kind of finding."""
+"""The looks that find each kind of finding: one line of a program for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_nnxcheck.paste.call import Call
 
 @dataclass
 class Looks:
-    """What a program looks for, each line with what the plugin said: at what the call is handed, before and after it runs."""
+    """The lines with which a program looks at the values that the call is handed, before and after it runs: each with the plugin's words."""
 
     on: OnTarget | None = None
     """The target that it compiles for: the first, where the CPU shows nothing."""
@@ -28,7 +28,7 @@ class Looks:
     search: dict[str, str] = field(default_factory=dict)
     """Types of tracers to look for when it has run."""
     own_arrays: bool = True
-    """Whether the run gets arrays of its own: not where something looks into the buffers of the user's."""
+    """True if the run gets arrays of its own: not where something looks into the buffers of the user's."""
 
     @property
     def compiles(self) -> bool:
@@ -39,7 +39,7 @@ class Looks:
 
 
 def looks_of(outcome: Outcome, call: Call) -> Looks:
-    """What a program looks for; nothing where the nesting raised what the user's code raises, and for what the plugin alone can see."""
+    """The looks of a program; none where the nesting raised an exception of the user's code, and for findings that the plugin alone can see."""
     every = [(each, finding) for each in outcome.violations for finding in firsts(each) if any(look_for(finding, call))]
     there = [finding.on for _, finding in every if isinstance(finding, FindingOnTarget)]
     looks = Looks(there[0] if len(there) == len(every) > 0 else None)
@@ -62,14 +62,14 @@ def looks_of(outcome: Outcome, call: Call) -> Looks:
 
 
 def firsts(violation: Violation) -> Iterable[Finding]:
-    """Of each kind of finding the first, and every tracer."""
+    """The first finding of each kind, and every tracer."""
     return {
         each if isinstance(each, found.TracerLeft) else type(each): each for each in violation.findings[::-1]
     }.values()
 
 
 def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - one case a kind
-    """When a program looks for a finding, and the expression that is true where it is there."""
+    """The moment when a program looks for a finding, and the expression that is true where it is there."""
     keys, value = call.keys(finding.path), call.value(finding.path)
     match finding:
         case found.TracerLeft(leak=leak) if leak.before:
@@ -112,7 +112,10 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
 
 
 def over(split: Split, most: int) -> str:
-    """Whether the peak is over so many bytes. No total of XLA's counts constants: where they decide, they are taken off the bound."""
+    """The expression that is true if the peak is over so many bytes.
+
+    No total of XLA's counts constants: where they decide, they are taken off the bound.
+    """
     decide = split.peak - split.constants <= most
     return f"peak(executable) > {most - split.constants * decide}"
 

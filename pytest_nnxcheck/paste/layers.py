@@ -89,7 +89,7 @@ def un_nested(call: Call) -> str:
 
 
 def layer_text(call: Call, index: int, inner: str, looks: Looks, copied: Slice) -> str:
-    """A layer around an inner program: its function, which is copied, and a plan of what that reads. Raises `NoSource`."""
+    """A layer around an inner program: its function, which is copied, and a plan with the fields that it reads. Raises `NoSource`."""
     layer = call.nesting.layers[index]
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
         made = f"{copied.take_function(inspect.unwrap(own.function))}({inner})"
@@ -103,7 +103,7 @@ def layer_text(call: Call, index: int, inner: str, looks: Looks, copied: Slice) 
 
 @functools.cache
 def read_of_plan(name: str) -> list[str]:
-    """What the function of a layer reads of its plan, itself or in a function that it calls."""
+    """The fields that the function of a layer reads of its plan, itself or in a function that it calls."""
     alone = Slice()
     alone.take(home(name), [name])
     return sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))

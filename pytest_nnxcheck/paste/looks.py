@@ -65,7 +65,7 @@ def run_for_tracers(run: Callable[[], Any], kinds: set[str], *words: str) -> Any
 
 
 def refuses_writes(state: Any, *keys: Any) -> bool:
-    """Whether flax refuses every write to a Variable: it was made in a trace that has ended."""
+    """True if flax refuses every write to a Variable: it was made in a trace that has ended."""
     return variables.is_pinned(next(node for path, node in nnx.iter_graph(state) if tuple(path) == keys))
 
 
@@ -103,7 +103,7 @@ def jaxpr_of(program: Any, state: Any, inputs: Any, *keys: Any) -> Any:
 
 
 def pointers(*trees: Any) -> set[tuple[int, str]]:
-    """Where the shards of arrays lie, and which part of the array each is."""
+    """The places where the shards of arrays lie, and the part of the array that each is."""
     arrays = jax.tree.leaves([nnx.state(tree) if isinstance(tree, nnx.Module) else tree for tree in trees])
     living = [array for array in arrays if isinstance(array, jax.Array) and array.size and not array.is_deleted()]
     keys = jax.dtypes.prng_key
@@ -121,7 +121,7 @@ def lost_by_program(program: Any, lowered: Any) -> list[int]:
 
 
 def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
-    """Whether the trace of a call gives a leaf back as it was."""
+    """True if the trace of a call gives a leaf back as it was."""
     jaxpr = jaxpr_of(program, state, inputs, *keys).jaxpr
     return any(jaxpr.outvars[-1] is var for var in jaxpr.invars)
 
@@ -130,7 +130,7 @@ def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
 
 
 def differs(want: Any, have: Any, least: float) -> bool:
-    """Whether two values are of different types, or so far apart."""
+    """True if two values are of different types, or so far apart."""
     one, two = jax.tree.leaves(want), jax.tree.leaves(have)
     same_types = [*map(describe, one)] == [*map(describe, two)]
     return not same_types or not all(is_near(*pair, least) for pair in zip(one, two, strict=True))
@@ -168,7 +168,7 @@ def on_target(
 
 
 def peak_on_target(program: Any, gpu: bool) -> Any:
-    """What the compiler of a TPU counts is less than the sum of the parts."""
+    """The compiler's own count on a TPU, which is less than the sum of the parts."""
     if program == math.inf:
         return program
     parts = peak(program)

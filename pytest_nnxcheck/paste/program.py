@@ -43,7 +43,7 @@ USUAL = {
     "jax_numpy_rank_promotion": "allow",
 }
 SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays)
-"""Where the functions of ours are that the lines of a program call."""
+"""The modules of ours whose functions the lines of a program call."""
 
 
 def compose(calls: list[Call], usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
@@ -106,7 +106,7 @@ def section(title: str, text: str) -> str:
 
 
 def header(nesting: Nesting, test: Report, path: str, outcome: Outcome | None, on: OnTarget | None) -> str:
-    """What the program shows, in the words of the message, with which versions, and how to run it."""
+    """The header of a program: its finding in the words of the message, the versions, and the command that runs it."""
     rows = [("nesting", str(nesting)), *(found_rows(outcome) if outcome is not None else ())]
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
@@ -120,7 +120,7 @@ def header(nesting: Nesting, test: Report, path: str, outcome: Outcome | None, o
 
 
 def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
-    """What must be set before jax is imported: simulated devices, the platform, what the compiler of a target needs, where the user's modules are."""
+    """The lines that run before jax is imported: simulated devices, the platform, the variables of a target's compiler, the folders of the user's modules."""
     yield f"import {'os, sys' if folders else 'os'}"
     if on is not None:
         needed = wheels.WITHOUT_GPU if parse_target(on.target).chip.gpu else wheels.WITHOUT_TPU
@@ -135,7 +135,7 @@ def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
 
 
 def ending(call: Call, usage: Usage) -> Iterator[str]:
-    """What the arguments are, then the call, in the mode of flax that the nesting ran in."""
+    """The arguments, then the call, in the mode of flax that the nesting ran in."""
     yield from usage.setup
     graph, updates = call.flags
     if not (graph and updates):

@@ -1,4 +1,4 @@
-"""What a program has beside the layers and the test: it takes a call apart, and runs or compiles it. `slicer` copies what a program needs of it."""
+"""The part of a program beside the layers and the test: it takes a call apart, and runs or compiles it. `slicer` copies the functions that a program needs."""
 
 from __future__ import annotations
 

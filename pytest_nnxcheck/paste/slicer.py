@@ -31,7 +31,7 @@ class NoSource(Exception):
 
 @dataclass
 class Slice:
-    """What a program copies: of each module the text of statements by their lines, and imports.
+    """The parts that a program copies: of each module the text of statements by their lines, and imports.
 
     ``missing`` are names that cannot be copied: they are pytest's, or made with it.
     """
@@ -44,7 +44,7 @@ class Slice:
 
     @property
     def future(self) -> bool:
-        """Whether annotations of the user's must not be evaluated."""
+        """True if annotations of the user's must not be evaluated."""
         features = (getattr(module, "annotations", None) for module in self.texts if not is_ours(module))
         return any(hasattr(feature, "compiler_flag") for feature in features)
 
@@ -150,7 +150,7 @@ class Source:
         raise NoSource(f"the source of {getattr(function, '__qualname__', function)} cannot be found")
 
     def effects(self) -> Iterator[ast.stmt]:
-        """What a module of the user's runs for its effect: it binds no name, or its decorator is a function of the module, as ``@register``."""
+        """The statements that a module of the user's runs for their effect: they bind no name, or their decorator is a function of the module, as ``@register``."""
         functions = {name for name, nodes in self.bound.items() if isinstance(nodes[-1], ast.FunctionDef)}
         for node in () if is_ours(self.module) else self.tree.body:
             decorators = [names_of(each) for each in getattr(node, "decorator_list", ())]
@@ -223,7 +223,7 @@ def is_ours(module: Any) -> bool:
 
 
 def is_copied(module: ModuleType) -> bool:
-    """Whether a program cannot import a module: it is ours, or the user's and imports pytest; a conftest.py is pytest's own."""
+    """True if a program cannot import a module: it is ours, or the user's and imports pytest; a conftest.py is pytest's own."""
     if is_ours(module) or module.__name__ == "__main__" or module.__name__.rpartition(".")[2] == "conftest":
         return True
     try:
@@ -238,7 +238,7 @@ def place_of(module: ModuleType) -> Path:
 
 
 def is_installed(module: ModuleType) -> bool:
-    """Whether a module is found from everywhere: the standard library, or an installed package."""
+    """True if a module is found from everywhere: the standard library, or an installed package."""
     built_in = not (getattr(module, "__file__", None) or getattr(module, "__path__", None))
     of_standard = module.__name__.partition(".")[0] in sys.stdlib_module_names
     return built_in or of_standard or bool({"site-packages", "dist-packages"} & {*place_of(module).parts})

@@ -1,4 +1,4 @@
-"""How a test, or the caller of a check, makes its calls: the user's own code, and the values of its arguments as text."""
+"""The way in which a test, or the caller of a check, makes its calls: the user's own code, and the values of its arguments as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Origin:
-    """What pytest knows of a test: the functions of its fixtures, its parameters, and the names and values of each ``parametrize``."""
+    """The data that pytest has of a test: the functions of its fixtures, its parameters, and the names and values of each ``parametrize``."""
 
     fixtures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def one_line(text: str) -> str:
 
 
 def literal(value: Any) -> str:
-    """What reads back as the same value: Python's own values, and small arrays; empty where no short text does."""
+    """The text that reads back as the same value: Python's own values, and small arrays; empty where no short text does."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -158,7 +158,7 @@ def array_like(value: Any) -> str:
 
 
 def of_test(body: Callable[..., object], origin: Origin) -> Usage:
-    """How a test calls what it wrapped. Raises `NoSource`."""
+    """The way in which a test calls the object that it wrapped. Raises `NoSource`."""
     usage, call = Usage(origin), functools.partial(body)
     plain = inspect.unwrap(getattr(call.func, "__func__", call.func))
     given = inspect.signature(plain).bind_partial(*call.args, **call.keywords).arguments
@@ -189,7 +189,7 @@ def method_of(usage: Usage, cls: Any, name: str, *, of_class: bool) -> str:
 
 
 def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Usage:
-    """How the caller of a ``check`` made the call: the function that it is in, or that line of a script; else with its arguments written out."""
+    """The call that the caller of a ``check`` made: the function that it is in, or that line of a script; else with its arguments written out."""
     usage, code = Usage(), None if frame is None else frame.f_code
     with contextlib.suppress(NoSource, AttributeError, TypeError):
         if frame is not None and code is not None:

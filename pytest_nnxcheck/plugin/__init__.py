@@ -10,15 +10,15 @@ from types import ModuleType
 
 
 class PlainImports:
-    """Finds the package's modules as Python does by itself.
+    """Finds the package's modules as Python's own importer does.
 
     The importer of pytest, which rewrites assertions, takes every module of an installed plugin for itself, and reads its bytecode object
-    by object from the file: half of what a suite without marked tests would pay for this plugin.
+    by object from the file: half of the time that this plugin would cost a suite without marked tests.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Where a module of this package is; `None` for any other."""
+        """Find a module of this package; `None` for any other."""
         package = __name__.partition(".")[0]
         return PathFinder.find_spec(name, path, target) if name.startswith(f"{package}.") else None
 

@@ -75,7 +75,7 @@ class BaselineHooks:
         self.results: dict[str, Result] = {}
         self.failures = 0
         self.lines: list[tuple[str, bool]] = []
-        """Each with whether it is bad news."""
+        """The lines, each with True if it is bad news."""
 
     @pytest.hookimpl
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -169,7 +169,7 @@ class BaselineHooks:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _ended(self, session: pytest.Session) -> Iterator[tuple[str, bool]]:
-        """What is stale, and what became of the file."""
+        """The lines on stale entries, and on the file: written, or why not."""
         shown, update, stale, gone = self.request.shown, self.request.update, list[str](), list[str]()
         data, status = worker_data.of(session.config), session.exitstatus
         # Only a run of whole files, to its end and under all nestings, knows that something in them is no more.
@@ -207,7 +207,7 @@ class BaselineHooks:
         return f"it has stale entries, which only {UPDATE} removes" if stale else ""
 
     def _write(self, gone: list[str]) -> tuple[str, bool]:
-        """Put the new baseline in its place, on top of what the file is by now: what changed, or why nothing did."""
+        """Put the new baseline in its place, on top of the present content of the file. Returns the changes, or why there are none."""
         try:
             before = baseline_file.read(self.path, self.request.shown)
             after = baseline_comparison.renewed(before, self.results.values(), self.request, gone)
@@ -221,7 +221,7 @@ class BaselineHooks:
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """What was compared, what was written, and what is wrong with the file."""
+        """Show the comparisons, the changes of the file, and its problems."""
         if self.lines:
             terminalreporter.write_sep("=", "nnx memory baseline", red=any(red for _, red in self.lines))
             for line, red in self.lines:

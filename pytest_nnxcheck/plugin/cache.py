@@ -1,6 +1,6 @@
-"""What a run keeps in the cache of pytest: the programs to paste of its tests, and compiled programs, in a folder that grows to a bound and no further.
+"""The programs to paste and the compiled programs that a run keeps in the cache of pytest; the folder of the latter grows to a bound and no further.
 
-At load this imports pytest and light modules only; what makes programs comes with the first marked test.
+At load this imports pytest and light modules only; the modules that make programs come with the first marked test.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _made(config: pytest.Config) -> Path | None:
 
 
 def prune(folder: Path, bound: int | None = None) -> None:
-    """Remove what was not used for longest, until the folder is within its bound. Another process may do so at the same time."""
+    """Remove the files that were not used for longest, until the folder is within its bound. Another process may do so at the same time."""
     entries = []
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
         entries = [(entry.stat(), Path(entry.path)) for entry in scan if entry.is_file()]

@@ -96,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _register_parts(config: pytest.Config) -> None:
-    """Add the hooks of what this run is asked for beside the checks; a run loads no other of these modules. Raises `SettingError`."""
+    """Add the hooks that the options of this run need beside the checks; a run loads no other of these modules. Raises `SettingError`."""
     named = options.named(config)
     if named or any(f"{CHECK_ID}::" in arg for arg in config.args):
         from pytest_nnxcheck.named import items
@@ -299,7 +299,7 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Take the class name off our first line, and have the short summary say which invariant broke, and where."""
+    """Take the class name off our first line, and have the short summary name the broken invariant and the leaf."""
     report = yield
     if report.when == "call" and call.excinfo is not None and item.get_closest_marker(MARKER) is not None:
         error, in_short = call.excinfo.value, ""
@@ -315,7 +315,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Where the terminal is, which with xdist no worker has, give our messages their colours."""
+    """Give our messages their colours where the terminal is, which with xdist no worker has."""
     colour(report.longrepr)
 
 

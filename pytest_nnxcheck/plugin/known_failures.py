@@ -1,4 +1,4 @@
-"""The file of a suite's expected failures: it is read, and at the end of the run a warning says what in it matched nothing.
+"""The file of a suite's expected failures: it is read, and at the end of the run a warning names the entries that matched nothing.
 
 Registered as a plugin of pytest where a run has such a file. Like `hooks`, this imports pytest and light modules only.
 """
@@ -42,10 +42,10 @@ class Table:
     pattern: str
     entries: tuple[ExpectedFailure, ...]
     line: int = 1
-    """Where the table starts in the file."""
+    """The line where the table starts in the file."""
 
     def matches(self, nodeid: str) -> bool:
-        """Whether the table is for this test: its node id, with or without its parameters, or a pattern for it."""
+        """True if the table is for this test: its node id, with or without its parameters, or a pattern for it."""
         return self.pattern in {nodeid, nodeid.partition("[")[0]} or fnmatchcase(nodeid, self.pattern)
 
 
@@ -92,7 +92,7 @@ def register(config: pytest.Config, file: Given) -> Suite:
 
 
 class Suite:
-    """The tables of a run, what they matched, and the hooks that warn of what matched nothing."""
+    """The tables of a run, the entries of them that matched, and the hooks that warn of entries that matched nothing."""
 
     def __init__(self, path: Path, shown: str, data: WorkerData) -> None:
         self.path = path
@@ -172,7 +172,7 @@ class Suite:
 
 
 def covers(selection: Selection, table: Table) -> bool:
-    """Whether the run looked at every test that a table may be for; at those of a file that is not there it did."""
+    """True if the run looked at every test that a table may be for; at those of a file that is not there it did."""
     file = Path(table.pattern.partition("::")[0])
     # The file or folder before the first part that is wild.
     place = Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), file.parts))

@@ -1,4 +1,4 @@
-"""The marker of a test: its settings, over those of the command line and the ini file, and where each came from."""
+"""The marker of a test: its settings, over those of the command line and the ini file, and the origin of each."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 _READ: pytest.StashKey[list[pytest.Mark]] = pytest.StashKey()
 """The markers that the settings of a test were read from."""
 IN_BODY: pytest.StashKey[bool] = pytest.StashKey()
-"""Whether the body of a marked test is running: a subtest in it reports as if the call had ended."""
+"""True while the body of a marked test runs: a subtest in it reports as if the call had ended."""
 SUITE: pytest.StashKey[Suite | None] = pytest.StashKey()
 """The file of expected failures, where the run has one."""
 
 
 def has_ended(item: pytest.Item, report: pytest.TestReport) -> bool:
-    """Whether a report is of the call of a marked test, which has ended."""
+    """True if a report is of the call of a marked test, which has ended."""
     return report.when == "call" and item.get_closest_marker(MARKER) is not None and not item.stash.get(IN_BODY, False)
 
 
 def is_test_case(obj: object) -> bool:
-    """Whether a class is one of unittest, which is there only where somebody has imported it."""
+    """True if a class is one of unittest, which is there only where somebody has imported it."""
     unittest = sys.modules.get("unittest")
     return unittest is not None and isinstance(obj, type) and issubclass(obj, unittest.TestCase)
 
@@ -100,7 +100,7 @@ def prepare_targets(config: pytest.Config, targets: Collection[str], origin: str
 
 
 def modes_origin(item: pytest.Function, settings: Settings) -> str:
-    """Where the modes of a test come from: they alone are refused late, once flax is imported."""
+    """The origin of a test's modes: they alone are refused late, once flax is imported."""
     if settings.nesting is not None and settings.nesting.mode not in settings.modes:
         return f"option {table.flag('nesting')}"
     marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]

@@ -1,4 +1,4 @@
-"""What command line and ini file say: the options of the table, as they were typed, and read with where they came from."""
+"""The command line and the ini file: the options of the table, as they were typed, and read with where they came from."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Given(NamedTuple):
 
     value: Any
     origin: str
-    """Where it came from, in words."""
+    """The place that it came from, in words."""
     folder: Path
-    """Where a path in it starts from."""
+    """The folder that a path in it starts from."""
 
 
 def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
@@ -107,7 +107,7 @@ def replay_options(options: argparse.Namespace, further: Iterable[str] = ()) -> 
 
 
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
-    """What the command line says, or else the profile, or else the ini file. Raises `SettingError` that names the source."""
+    """The setting on the command line, or else in the profile, or else in the ini file. Raises `SettingError` that names the source."""
     return on_command_line(config, name, options) or in_profile(config, name, options) or in_ini_file(config, name)
 
 
@@ -167,13 +167,13 @@ def _read(name: str, value: Any, origin: str, folder: Path) -> Given | None:
 
 
 def value(config: pytest.Config, name: str) -> Any:
-    """What is given, or the default. Raises `SettingError`."""
+    """The value that is given, or the default. Raises `SettingError`."""
     read = given(config, name)
     return TABLE[name].kind.read(name, TABLE[name].default) if read is None else read.value
 
 
 def asked(config: pytest.Config, name: str) -> bool:
-    """Whether a flag is on."""
+    """True if a flag is on."""
     return bool(value(config, name) == "on")
 
 

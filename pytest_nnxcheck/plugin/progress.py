@@ -22,7 +22,7 @@ TERMINAL, LOG, OFTEN = 10.0, 60.0, 10.0
 """Seconds before a test shows anything, on a terminal and in a log, and between two lines of it: a person waits for ten, a log need not grow."""
 
 NOT_CHECKED = "not checked"
-"""What stands for the verdict where the test made no call."""
+"""The word in place of the verdict where the test made no call."""
 
 
 def attach(item: pytest.Item, run: Run) -> None:
@@ -43,7 +43,7 @@ class Progress:
         self.item = item
         self.count = Count(settings)
         self.of_nestings = item.config.get_verbosity() > 0
-        """Whether each nesting has a line, as with -v."""
+        """True if each nesting has a line, as with -v."""
         self.due = time.perf_counter() + patience
         self.said: dict[Nesting, str] = {}
 
@@ -88,7 +88,7 @@ def word(outcome: Outcome | None) -> str:
 
 
 class Count:
-    """How many nestings are done, and how long the rest will take: what was ruled out unrun is done as well."""
+    """The number of nestings that are done, and the time that the rest will take: a nesting that was ruled out unrun is done as well."""
 
     def __init__(self, settings: Settings) -> None:
         self.places, self.total = planned(settings)

@@ -1,4 +1,4 @@
-"""What pytest knows of a test's arguments, and its terminal: every touch of a name of pytest that is not public."""
+"""The arguments of a test, and the terminal: every touch of a name of pytest that is not public."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parameters(item: Any) -> Mapping[str, Any]:
 
 
 def arguments(pluginmanager: pytest.PytestPluginManager) -> tuple[str, ...]:
-    """What the run was started with, while its options are still being added.
+    """The arguments that the run was started with, while its options are still being added.
 
     ``Config.invocation_params`` is public; that the config is a plugin of that name, no page documents. Tried on pytest 8.0 and 9.2.
     """
@@ -48,10 +48,10 @@ def arguments(pluginmanager: pytest.PytestPluginManager) -> tuple[str, ...]:
 
 
 def write_uncaptured(config: pytest.Config, line: str) -> None:
-    """A line of the terminal in the middle of a test, below what pytest has written. A stream that is gone does not take the run with it.
+    """Write a line on the terminal in the middle of a test, below the output of pytest. A stream that is gone does not take the run with it.
 
-    No public way: the plugins of pytest write there past the capture of output like this, of which ``capsys.disabled()`` is the
-    public half. Tried on pytest 8.0 and 9.2.
+    No public way: the plugins of pytest write there past the capture of output like this. ``capsys.disabled()`` is the public half of it.
+    Tried on pytest 8.0 and 9.2.
     """
     reporter = config.pluginmanager.getplugin("terminalreporter")
     capture = config.pluginmanager.getplugin("capturemanager")
@@ -68,7 +68,7 @@ def write_uncaptured(config: pytest.Config, line: str) -> None:
 OUR_CLASS = re.compile(r"\Apytest_nnxcheck\.\w+: (?=nnx )")
 """The class of one of our exceptions before a message that has its own first words."""
 _MARGIN = "E       "
-"""What pytest writes before each line of an exception; more where the line that raised is indented further."""
+"""The text that pytest writes before each line of an exception; it is longer where the line that raised is indented further."""
 
 
 def tell(longrepr: Any, in_short: str) -> None:

@@ -130,13 +130,13 @@ class Publisher:
         return {"file": records.plain((file.relative_to(self.root) if inside else file).as_posix()), "line": line + 1}
 
     def _call_line(self, excinfo: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> records.Record | None:
-        """The innermost line of the test's own file that the exception came through: its call of what nnx_wrap returned."""
+        """The innermost line of the test's own file that the exception came through: its call of the object that nnx_wrap returned."""
         lines = [entry.lineno for entry in excinfo.traceback if os.fspath(entry.path) == os.fspath(item.path)]
         return self._place(os.fspath(item.path), lines[-1]) if lines else None
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Gather what a test of this process, or of a worker, gives."""
+        """Gather the records of a test of this process, or of a worker."""
         if self.is_worker:
             return
         record: Records | None = getattr(report, _WIRE, None)

@@ -23,7 +23,7 @@ class Selection:
     root: Path
     paths: tuple[Path, ...]
     everything: bool = False
-    """Whether these are all files that pytest finds by itself."""
+    """True if these are all files that pytest finds without a name on the command line."""
 
     @classmethod
     def of(cls, config: pytest.Config) -> Selection:
@@ -34,9 +34,9 @@ class Selection:
         return cls(config.rootpath, paths, bool(paths) and config.args_source is config.ArgsSource.TESTPATHS)
 
     def covers(self, place: str) -> bool:
-        """Whether the run collected everything in a file or folder, whose path starts from the root.
+        """True if the run collected everything in a file or folder, whose path starts from the root.
 
-        Never of the checks by name: what another command line names may be there still.
+        Never true for the checks by name: another command line may name other checks.
         """
         if place == CHECK_ID:
             return False
@@ -54,7 +54,7 @@ def as_argument(item: pytest.Item) -> str:
 
 
 def is_narrowed(config: pytest.Config) -> bool:
-    """Whether the command line leaves out tests, by name or mark, or nestings. What the ini file always leaves out does not count."""
+    """True if the command line leaves out tests, by name or mark, or nestings. Options that are always in the ini file do not count."""
     usual = config.getini("addopts")
     parts = [
         *(config.getoption(name, "") for name in ("keyword", "markexpr")),

@@ -1,4 +1,4 @@
-"""Watch mode: hooks that look, around the call of every test that is not marked, for what it leaves behind.
+"""Watch mode: hooks that look, around the call of every test that is not marked, for its leftovers.
 
 Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light modules only: a suite without jax stays one.
 """
@@ -39,7 +39,7 @@ def register(config: pytest.Config) -> None:
 
 
 def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
-    """Whether to hide our frames; where the failure is ours, one has to show, or pytest warns that all are hidden."""
+    """True if our frames are to be hidden; where the failure is ours, one has to show, or pytest warns that all are hidden."""
     return not caught.errisinstance(pytest.fail.Exception)
 
 
@@ -55,7 +55,7 @@ class WatchHooks:
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
         """The values of fixtures that pytest keeps."""
         self.results: dict[str, Mapping[str, Any]] = {}
-        """By node id, in plain types."""
+        """The results by node id, in plain types."""
 
     @pytest.hookimpl
     def pytest_sessionstart(self) -> None:
@@ -130,7 +130,7 @@ class WatchHooks:
         return leftovers.look(self._roots(item, set_up_before), roots.of_other_tests(item.instance), self.reported)
 
     def _roots(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> list[Root]:
-        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""
+        """The objects that the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""
         fixtures: list[Root] = [
             (fixture.argname, value)
             for fixture, value in self.fixtures.items()

@@ -1,4 +1,4 @@
-"""Hand what each worker of xdist saw to the controller, when the worker ends. A run without xdist is its own controller.
+"""Hand the observations of each worker of xdist to the controller, when the worker ends. A run without xdist is its own controller.
 
 Like `hooks`, this imports pytest alone.
 """
@@ -21,7 +21,7 @@ _data = pytest.StashKey["WorkerData"]()
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether the process is a worker of xdist, whose controller writes files and tells results."""
+    """True if the process is a worker of xdist, whose controller writes files and reports results."""
     return hasattr(config, "workerinput")
 
 
@@ -31,7 +31,7 @@ def nodeid(item: pytest.Item) -> str:
 
 
 def is_crash(report: pytest.TestReport) -> bool:
-    """Whether xdist wrote the report, of a test in which its worker crashed or was interrupted."""
+    """True if xdist wrote the report, of a test in which its worker crashed or was interrupted."""
     return report.when not in {"setup", "call", "teardown"}
 
 
@@ -40,9 +40,9 @@ class Collection:
     """The marked tests that the processes of a run collected."""
 
     finished: bool = False
-    """Whether one of the processes came to the end of its collection."""
+    """True if one of the processes finished its collection."""
     broken: bool = False
-    """Whether tests may be missing, since a file could not be collected."""
+    """True if tests may be missing, since a file could not be collected."""
     tests: set[str] = field(default_factory=set)
     """Every collected test, deselected or not."""
     skipped: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Collection:
 
 
 class Part(NamedTuple):
-    """How one of our plugins hands over what it saw in a worker."""
+    """The pair of functions with which one of our plugins hands over its data of a worker."""
 
     give: Callable[[], Any]
     """Returns what the plugin saw, in plain types; a worker calls it."""
@@ -91,7 +91,7 @@ class WorkerData:
         self._parts[name] = part
 
     def saw_all(self, exit_status: int) -> bool:
-        """Whether everything was collected that the run was asked for, and the tests ran until they passed or failed."""
+        """True if everything was collected that the run was asked for, and the tests ran until they passed or failed."""
         return (
             exit_status in _WHOLE and not self.interrupted and self.collection.finished and not self.collection.broken
         )

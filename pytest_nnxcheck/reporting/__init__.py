@@ -1,1 +1,1 @@
-"""What is said, made from plain data alone: messages, summaries, reports and the memory baseline."""
+"""Messages, summaries, reports and the memory baseline, made from plain data alone."""

@@ -23,44 +23,44 @@ from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, TargetPeak
 UPDATE, NEW_ONLY, ANY_STAMP = map(flag, ("baseline_update", "baseline_update_new_only", "baseline_any_stamp"))
 
 _ALSO = 5
-"""Further nestings that grew, and buffers of each kind, that a message names."""
+"""The number of further nestings that grew, and of buffers of each kind, that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a run does with its baseline."""
+    """The use that a run makes of its baseline."""
 
     shown: str
     """The file, as messages call it."""
     tolerance: Fraction
     update: Literal["", "all", "new"] = ""
-    """Whether the run measures all entries anew, or adds new ones."""
+    """The entries that the run writes: all, measured anew, or new ones."""
     any_stamp: bool = False
     replayed: bool = False
-    """Whether the run replays one nesting: it knows nothing of the others."""
+    """True if the run replays one nesting: it knows nothing of the others."""
 
     def compares(self, differences: str) -> bool:
-        """Whether to compare with a file whose stamp has these differences from that of the run."""
+        """True if the run compares with a file whose stamp has these differences from its own."""
         return self.update != "all" and (self.any_stamp or not differences)
 
     def grew(self, before: int, now: int) -> bool:
-        """Whether a peak grew by more than is tolerated."""
+        """True if a peak grew by more than is tolerated."""
         return now > before * (1 + self.tolerance)
 
     def shrank(self, before: int, now: int) -> bool:
-        """Whether a peak shrank by more than is tolerated."""
+        """True if a peak shrank by more than is tolerated."""
         return now < before * (1 - self.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one nesting of this run measured."""
+    """The measurement of one nesting of this run."""
 
     entry: Entry
     buffers: tuple[Buffer, ...] = ()
     """The largest ones, with their lines."""
     fleeting: bool = False
-    """Whether it was drawn in a way that varies from run to run: then it is compared, and not kept."""
+    """True if it was drawn in a way that varies from run to run: then it is compared, and not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class Result:
 
     test: str
     stamp: tuple[str, ...] = ()
-    """Empty where the test did not pass."""
+    """The stamp of the run; empty where the test did not pass."""
     differences: str = ""
-    """Between the stamps of the file and of the run."""
+    """The differences between the stamps of the file and of the run."""
     lines: tuple[str, ...] = ()
-    """What would be written of it."""
+    """The lines to write for it."""
     compared: int = 0
     grew: tuple[str, ...] = ()
-    """The smallest nesting first."""
+    """The nestings that grew, the smallest first."""
     shrank: int = 0
     new: int = 0
     stale: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ def message(
     before, now = earlier[smallest], measured[smallest]
 
     def grown_in(name: str) -> dict[str, str]:
-        """What grew in a nesting, by target."""
+        """The growth in a nesting, by target."""
         pairs = peaks(earlier[name], measured[name].entry, request)
         return {on: change(*pair) for on, pair in pairs.items() if request.grew(*pair)}
 
@@ -213,7 +213,7 @@ def buffer_rows(before: Entry, now: Measured) -> Iterator[str]:
 
 
 def summary(request: Request, results: Collection[Result], *, exists: bool) -> Iterator[str]:
-    """What a run compared, a line each; ``exists`` says whether there was a file."""
+    """The comparisons of a run, a line each; ``exists`` is true if there was a file."""
     differences = next((result.differences for result in results if result.differences), "")
     wheels = ", ".join(dict.fromkeys(text for result in results for text in result.other_wheels))
     compared, grew = sum(result.compared for result in results), sum(len(result.grew) for result in results)

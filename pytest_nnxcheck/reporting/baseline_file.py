@@ -40,7 +40,7 @@ class Buffers:
     """Buffers that are live at the peak and look alike."""
 
     bytes: int
-    """Of each one."""
+    """The size of each one."""
     label: str
     count: int = 1
 
@@ -69,18 +69,18 @@ class Entry:
     buffers: tuple[Buffers, ...] = ()
     """The largest ones that are no arguments."""
     drawn: bool = False
-    """Whether hypothesis drew the nesting: another edition of the test draws others."""
+    """True if hypothesis drew the nesting: another edition of the test draws others."""
     targets: tuple[TargetPeak, ...] = field(default=(), metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a file holds."""
+    """The content of a file."""
 
     stamp: Stamp
     """The versions and devices under which all entries were measured."""
     tests: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    """By node id, and by nesting as text."""
+    """The entries by node id, and by nesting as text."""
 
 
 def entry_of(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:

@@ -1,4 +1,4 @@
-"""What to write instead: the advice for each cause that is known.
+"""The advice for each known cause: the change to make.
 
 A test follows each line of the table: it makes the change and sees the nesting hold. `does_not_fit` alone names ways that nobody tried. No hint is
 better than a wrong one: a cause that is not here has none.
@@ -113,7 +113,7 @@ TABLE = {
     "jax transform": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x), and nnx.cond or"
     " nnx.switch instead of that of jax.lax",
 }
-"""Cause to advice; what stands in braces is filled in."""
+"""Cause to advice; `hint` fills in the braces."""
 
 MODULES = "model"
 """The name in an advice of the module that somebody is to hand in."""
@@ -134,7 +134,7 @@ OUTLIVING = ("cached property", "generator", "cache", "global", "class attribute
 
 
 def tracer_left(finding: TracerLeft) -> str:
-    """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
+    """Advice for a leaked tracer, by its holder and by the layer that leaked it; empty where none is certain."""
     leak, path = finding.leak, finding.path
     if leak.holder in WITH_OWN_HINT:
         return hint(leak.holder, path=path)
@@ -160,7 +160,7 @@ def tracer_left(finding: TracerLeft) -> str:
 
 
 def is_plain(leak: Leak) -> bool:
-    """Whether a plain Python value holds the tracer, and that is not the value of a Variable."""
+    """True if a plain Python value holds the tracer, and that is not the value of a Variable."""
     return leak.holder in PLAIN and leak.place != "variable"
 
 
@@ -181,7 +181,7 @@ def plain_value(leak: Leak, *, has_data: bool) -> str:
 
 
 def asks_to_hand_on(violation: Violation) -> bool:
-    """Whether the advice is to hand the module to a layer that captured it."""
+    """True if the advice is to hand the module to a layer that captured it."""
     leaks = [finding.leak for finding in violation.findings[:1] if isinstance(finding, TracerLeft)]
     return any(not is_plain(leak) and leak.holder not in OUTLIVING and leak.captured for leak in leaks)
 
@@ -286,7 +286,7 @@ TWICE: dict[Twice, str] = {
     "cut and joined again": "cut and joined again; write into the whole, in place",
     "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
 }
-"""How all of a leaf comes to be held once more, and what to write instead."""
+"""The ways in which all of a leaf is in memory once more, each with the change to make."""
 
 
 def advice(piece: Advice) -> str:

@@ -30,7 +30,7 @@ MISFITS: dict[MisfitKind, str] = {
     "no rule": "jax {of} cannot do this: {other}",
     "branch in a loop": "jax {of} cannot differentiate a branch in a loop for this call",
 }
-"""What stands in braces is filled in. Where a layer cannot take the call, that is the subject of the sentence."""
+"""The reasons; code fills in the braces. Where a layer cannot take the call, it is the subject of the sentence."""
 
 
 def of_misfit(misfit: Misfit) -> str:

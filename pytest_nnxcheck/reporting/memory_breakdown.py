@@ -1,4 +1,4 @@
-"""Where the bytes of a peak are: rows of a message, largest first, by the line that made them. Pure functions of the evidence."""
+"""The bytes of a peak by the line that made them: rows of a message, largest first. Pure functions of the evidence."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def shares(place: PeakLine, split: Split) -> str:
 
 
 def un_nested(place: PeakLine, evidence: Evidence) -> str:
-    """The bytes of the same line in the un-nested program, where that is another program."""
+    """The bytes of the same line in the un-nested program, if that is another program."""
     is_known = place.line or place.inserted or place.constants
     if evidence.un_nested is None or evidence.un_nested == evidence.split or not is_known:
         return ""
@@ -172,7 +172,7 @@ def captured(evidence: Evidence, split: Split) -> Iterator[Row]:
 
 
 def left_out(captured: int, split: Split) -> bool:
-    """Whether XLA keeps less than the call captures."""
+    """True if XLA keeps less than the call captures."""
     return captured - split.constants >= FLOOR
 
 

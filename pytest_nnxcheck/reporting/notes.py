@@ -1,4 +1,4 @@
-"""The sentences of notes: facts that nothing judges, and what explains a failure. Made of the data alone; no code reads them back."""
+"""The sentences of notes: facts that nothing judges, and causes of failures. Made of the data alone; no code reads them back."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ FACTS: dict[data.FactKind, str] = {
     "nothing on target": "no program was compiled for {all}: {of}",
     "asks for devices": "{of} is asked while the call is traced, and answers with what jax has here: on {all} another branch may run",
 }
-"""What stands in braces is filled in by `of_note`."""
+"""The sentences of facts; `of_note` fills in the braces."""
 
 PLACES: dict[data.BufferPlace, str] = {
     "same": "in the same buffer",
     "another": "in the buffer of another leaf",
     "new": "in a new buffer: an output of the call took its own",
 }
-"""Where the new value of a donated leaf is."""
+"""The place of the new value of a donated leaf."""
 
 
 def texts(notes: Iterable[data.Note]) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def texts(notes: Iterable[data.Note]) -> tuple[str, ...]:
 
 
 def of_note(note: data.Note) -> str:
-    """The sentence of a note; of what explains a failure also what to write instead."""
+    """The sentence of a note; with advice, if the note explains a failure."""
     match note:
         case data.Fact():
             there, here = note.peaks or (0, 1)
@@ -89,7 +89,7 @@ def of_note(note: data.Note) -> str:
 
 
 def explanation(cause: data.Explanation) -> str:
-    """The sentence of what explains a failure, and what to write instead."""
+    """The sentence of a cause of a failure, with advice."""
     match cause:
         case Leak():
             return f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else "")

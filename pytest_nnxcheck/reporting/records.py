@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 
 class Records(TypedDict):
-    """What one test gives: its head, and its nestings in the order in which they ran."""
+    """The records of one test: its head, and its nestings in the order in which they ran."""
 
     test: Record
     nestings: list[Record]
@@ -65,7 +65,7 @@ def of_report(report: Report, folder: Path | None = None) -> Records:
 
 
 def unknown(nodeid: str) -> Records:
-    """The records of a test of which nothing is known yet, as one that never ran."""
+    """The records of a test that is not known yet, as one that never ran."""
     test: Record = {
         "nodeid": plain(nodeid),
         "outcome": "",
@@ -165,7 +165,7 @@ def by_test(document: Mapping[str, Any]) -> list[Records]:
 
 
 def passed(test: Record) -> bool:
-    """Whether pytest counts nothing against the test."""
+    """True if pytest counts nothing against the test."""
     return test["outcome"] not in {"failed", "error", "interrupted"}
 
 
@@ -176,7 +176,7 @@ def shown(record: Records) -> Record | None:
 
 
 def broken(record: Records) -> str:
-    """What is the matter with a failing test, in a few words: invariants, or the first line of its message."""
+    """The problem of a failing test, in a few words: invariants, or the first line of its message."""
     nesting = shown(record)
     names = [violation["invariant"] for violation in nesting["violations"]] if nesting else []
     first = (record["test"]["message"] or record["test"]["outcome"]).partition("\n")[0].partition("  ")[0]
@@ -184,7 +184,7 @@ def broken(record: Records) -> str:
 
 
 def targets_of(nestings: Iterable[Record]) -> tuple[OnTarget, ...]:
-    """Of each target the worst program of some nestings."""
+    """The worst program on each target, among those of some nestings."""
     return tally.worst_of_targets(OnTarget.of_json(each) for nesting in nestings for each in nesting["targets"])
 
 

@@ -29,27 +29,27 @@ _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one check found: ``str(report)`` is the text of a failure, or one line if all is well."""
+    """The result of one check: ``str(report)`` is the text of a failure, or one line if all is well."""
 
     outcomes: tuple[Outcome, ...]
-    """One for each nesting, in the order in which they ran."""
+    """The outcomes, one for each nesting, in the order in which they ran."""
     settings: Settings
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Facts that no invariant judges, and layers that were left out, with the reason."""
     test_id: str = ""
     """The node id of the test; empty outside of pytest."""
     argument: str = ""
-    """How to name the test to pytest, in the folder that this run was started in."""
+    """The argument that selects the test, for pytest in the folder where this run was started."""
     options: str = ""
-    """The options to run it with."""
+    """The options of pytest for a replay."""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
-    """The text of programs to paste."""
+    """The programs to paste, as text, by nesting."""
     not_run: int = 0
-    """Nestings that were left when the smallest failing one was known."""
+    """The number of nestings that were not run because the smallest failing one was known."""
     advice: tuple[str, ...] = ()
-    """What the un-nested call need not spend memory on."""
+    """Memory that the un-nested call need not spend."""
     un_nested: tuple[Row, ...] = ()
-    """Rows that say where its bytes are."""
+    """Rows that list the bytes of the un-nested call."""
 
     def program(self, outcome: Outcome | None = None) -> str:
         """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
@@ -73,7 +73,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether something was checked, nothing was violated, no nesting raised, and what was expected to fail did."""
+        """True if something was checked, nothing was violated, no nesting raised, and each expected failure happened."""
         return self.verdict == "held"
 
     @property
@@ -176,7 +176,7 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
 
 
 def found_rows(outcome: Outcome) -> Iterator[Row]:
-    """What a nesting broke, or why it was rejected or failed."""
+    """The broken invariants of a nesting, or the reason why it was rejected or failed."""
     if outcome.reason:
         yield outcome.verdict, outcome.reason
     for violation in outcome.violations:
@@ -241,7 +241,7 @@ def explained_note(outcome: Outcome | None) -> str:
 
 
 def _un_nested(report: Report, nesting: Nesting) -> str:
-    """How the same test body ended un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
+    """The end of the same test body un-nested, in the same mode; for an un-nested call, another mode in which it passed."""
     bare = [o for o in report.outcomes if not o.nesting.layers]
     if nesting.layers:
         passed = next((o.verdict == "held" for o in bare if o.nesting.mode == nesting.mode), True)

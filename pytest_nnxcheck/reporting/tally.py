@@ -25,7 +25,7 @@ VERDICTS = {
 
 
 def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """How many of each kind."""
+    """Count the outcomes of each kind."""
     return Counter(kind(outcome.verdict, unfit=outcome.unfit) for outcome in outcomes)
 
 
@@ -45,7 +45,7 @@ def counts(of: Mapping[str, int]) -> str:
 
 
 def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
-    """Whether in one of the modes flax rejected every nesting that has a layer."""
+    """True if in one of the modes flax rejected every nesting that has a layer."""
     nested = [outcome for outcome in outcomes if outcome.nesting.layers]
     checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
     return any(outcome.nesting.mode not in checked for outcome in nested)
@@ -63,12 +63,12 @@ def height(peak: int | None, budget: int | None) -> tuple[float, int]:
 
 
 def worst_on_targets(outcomes: Iterable[Outcome]) -> tuple[OnTarget, ...]:
-    """Of each target the worst program: one that does not fit, then that with the largest part of what it may use."""
+    """The worst program on each target: one that does not fit, then that with the largest part of the bytes that it may use."""
     return worst_of_targets(on for outcome in outcomes if outcome.evidence for on in outcome.evidence.targets)
 
 
 def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
-    """Of each target the worst of its programs, with the seconds of all of them."""
+    """The worst program on each target, with the seconds of all programs there."""
     programs: dict[str, list[OnTarget]] = {}
     for on in targets:
         programs.setdefault(on.target, []).append(on)
@@ -125,13 +125,13 @@ def of_mode(outcomes: list[Outcome]) -> Verdict:
 
 
 def closes_mode(outcome: Outcome) -> bool:
-    """Whether flax refused, for its mode, the call itself or its plain jit: no nesting can run in that mode."""
+    """True if flax refused, for its mode, the call itself or its plain jit: no nesting can run in that mode."""
     layers = [(layer.transform, layer.captures) for layer in outcome.nesting.layers]
     return is_refused_by_mode(outcome) and layers in ([], [(JIT, False)])
 
 
 def is_refused_by_mode(outcome: Outcome) -> bool:
-    """Whether flax refused the nesting for what its mode cannot do."""
+    """True if flax refused the nesting because its mode cannot do it."""
     return outcome.by_mode and outcome.verdict == "rejected"
 
 

@@ -1,4 +1,4 @@
-"""The words on targets: a row for each, a few words for a summary line, the sentence of what broke there. Made of the data alone."""
+"""The words on targets: a row for each, a few words for a summary line, the sentence of each finding there. Made of the data alone."""
 
 from __future__ import annotations
 

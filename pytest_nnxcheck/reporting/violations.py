@@ -26,7 +26,7 @@ Text = tuple[str, Iterable[Row], str]
 SHOWN = 6
 """Findings that have a row: as many as people read. The others are counted."""
 SHOWN_BUFFERS = 12
-"""The same of donation: a lost buffer takes one row, and who mends them wants the list."""
+"""The same for donation: a lost buffer takes one row, and who mends them wants the list."""
 
 
 def worded(outcome: Outcome) -> Outcome:

@@ -1,4 +1,4 @@
-"""Chains of layers in which every ordered pair of them stands side by side: few programs that judge all pairs. Pure data, no jax."""
+"""Chains of layers in which every ordered pair of them is side by side: few programs that judge all pairs. Pure data, no jax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pairs(layers: Sequence[Layer]) -> Iterator[Pair]:
 
 
 def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
-    """Chains of at most ``longest`` layers, two or more, in which every pair of `pairs` stands side by side once.
+    """Chains of at most ``longest`` layers, two or more, in which every pair of `pairs` is side by side once.
 
     An idle layer (`Transform.idle`) does not change the compiled program, which is shared by all chains with the same other layers. So
     idle layers are put between the two layers of a few pairs alone: those of a ring through the other layers, in which each has one
@@ -70,7 +70,7 @@ def _next(chain: Chain, unused: dict[Pair, None], rank: dict[Layer, int]) -> Lay
 
 
 def cover_layers(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
-    """Chains of at most ``longest`` layers in which every layer stands once."""
+    """Chains of at most ``longest`` layers in which every layer occurs once."""
     chain: Chain = ()
     for layer in layers:
         if len(chain) == longest or impossible(Nesting((*chain, layer))):

@@ -1,4 +1,4 @@
-"""Exceptions of the nestings of a test: which of them steer the test, which one is shown, and our notes on them."""
+"""Exceptions of the nestings of a test: the ones that steer the test, the one that is shown, and our notes on them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], 
 
 
 def passes_through(error: BaseException) -> bool:
-    """Whether the exception steers the test instead of failing it: Ctrl-C, skip, xfail, hypothesis' own."""
+    """True if the exception steers the test instead of failing it: Ctrl-C, skip, xfail, hypothesis' own."""
     if isinstance(error, unittest.SkipTest | hypothesis.errors.UnsatisfiedAssumption):
         return True
     pytest = sys.modules.get("pytest")

@@ -1,4 +1,4 @@
-"""One execution of a test body under one nesting: wrapped objects hand it their calls, and it keeps what came of them."""
+"""One execution of a test body under one nesting: wrapped objects hand it their calls, and it keeps their outcomes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Execution:
     nesting: Nesting
     settings: Settings = DEFAULTS
     handed: Handed | None = None
-    """What a wrapped object hands to what it wraps, where nothing is checked; `None` where each call is checked."""
+    """The kind of arguments that a wrapped object hands to its subject, where nothing is checked; `None` where each call is checked."""
     home: tuple[int, int] = field(default_factory=here)
     """The process and the thread of the body: wrapped objects that are called elsewhere have no place in it."""
     calling: bool = False
@@ -145,7 +145,7 @@ class Execution:
         return self.violation
 
     def end(self) -> None:
-        """The body raised nothing; it may have swallowed what a call raised."""
+        """The body raised nothing; it may have swallowed an exception of a call."""
         self.ended = True
         if self.error is not None:
             # The body expected the exception: under this nesting as without any, it is what the test asks for.
@@ -212,7 +212,7 @@ def _running(execution: Execution) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Executor:
-    """Executes a test body under a nesting, and records nothing: what came of it is for the caller to record."""
+    """Executes a test body under a nesting, and records nothing: the caller records the outcomes."""
 
     memo: Memo
     programs: Programs | None = None
@@ -226,7 +226,7 @@ class Executor:
     """The body reads values of nestings that could be traced without running them."""
 
     def execute(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
-        """Run the body once; a second time where it reads values that nobody computed. Raises nothing that the body raised."""
+        """Run the body once; a second time where it reads values that nobody computed. Raises no exception of the body."""
         try:
             return self._watched(nesting, body, settings)
         except uncomputed.ValuesNeeded as need:
@@ -239,7 +239,7 @@ class Executor:
             self.values_needed = of_body
 
     def unchecked(self, body: Body, mode: str, handed: Handed) -> BaseException | None:
-        """Run the body once with nothing checked; what it raised."""
+        """Run the body once with nothing checked. Returns the exception that it raised."""
         with Example(self.memo) as example, _running(Execution(self, example, Nesting(mode=mode), handed=handed)):
             try:
                 with flax_modes.flax_mode(mode):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 GROWTH = 1.25
-"""How much the process may grow from one time to the next: to drop programs costs compiles later."""
+"""The factor by which the process may grow from one time to the next: to drop programs costs compiles later."""
 LEAST = 64 * 2**20
 """Bytes of growth that are not worth the time: small programs would be compiled again."""
 
@@ -59,7 +59,7 @@ def resident() -> int:
 
 
 def trim() -> None:
-    """Give freed pages back to the system by a call of glibc; other C libraries do it by themselves, or have no such call."""
+    """Give freed pages back to the system by a call of glibc; other C libraries do it alone, or have no such call."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

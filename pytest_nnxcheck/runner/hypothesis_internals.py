@@ -1,4 +1,4 @@
-"""Every name of hypothesis that is not public: what its decorators left on a test."""
+"""Every name of hypothesis that is not public: the attributes that its decorators set on a test."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class HypothesisTest:
     examples: tuple[Any, ...]
     """The values of ``@example``, in the order in which they run."""
     settings: Any
-    """Those of ``@settings``; `None` without it."""
+    """The settings of ``@settings``; `None` without it."""
     seeded: bool
     """The test has a ``@seed``."""
     attributes: dict[str, Any]
-    """What a copy of the test must carry for ``@seed`` and ``@reproduce_failure`` to work."""
+    """The attributes that a copy of the test must carry for ``@seed`` and ``@reproduce_failure`` to work."""
 
 
 def hypothesis_test(test: Callable[..., Any]) -> HypothesisTest:
-    """Take a test function apart into what hypothesis' decorators left on it.
+    """Take a test function apart into the attributes that hypothesis' decorators set on it.
 
     Only ``hypothesis.inner_test`` is documented. The strategies of ``@given``, the values of ``@example`` and the
     ``@settings`` of a test have no public reader, and without them a test with its own ``@given`` could not be run with

@@ -59,7 +59,7 @@ def way(nesting: Nesting) -> tuple[Nesting, ...]:
 
 
 def run_around(run: Run, nesting: Nesting) -> None:
-    """Add to the outcome of a nesting that did not hold what holds around it; a replay runs no other nesting."""
+    """Add the neighbours that hold to the outcome of a nesting that did not hold; a replay runs no other nesting."""
     body, outcome = run.bodies.get(nesting), run.outcomes.get(nesting)
     if body is None or outcome is None:
         return
@@ -99,16 +99,16 @@ def _try_out(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outc
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What was found around a nesting."""
+    """The results around a nesting."""
 
     holds: tuple[Nesting, ...]
     """The neighbours that hold."""
     tried: int
-    """How many neighbours were tried."""
+    """The number of neighbours that were tried."""
     way: tuple[tuple[Nesting, str], ...]
-    """From the un-nested call to the first nesting that fails, each with its verdict."""
+    """The nestings from the un-nested call to the first that fails, each with its verdict."""
     handed: bool | None = None
-    """What broke holds once a closure layer is handed the module; `None` where no layer captures it."""
+    """True if the broken invariants hold once a closure layer is handed the module; `None` where no layer captures it."""
     donated: tuple[str, int] | None = None
     """The setting ``donate`` with which the nesting holds, and its peak then, in bytes a device."""
 
@@ -138,7 +138,7 @@ def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tup
 
 
 def hands_on(nesting: Nesting, near: Nesting) -> bool:
-    """Whether a neighbour differs in a closure layer, to which it hands the module over."""
+    """True if a neighbour differs in a closure layer, to which it hands the module over."""
     if len(near) != len(nesting):
         return False
     pairs = zip(nesting.layers, near.layers, strict=True)
@@ -146,7 +146,7 @@ def hands_on(nesting: Nesting, near: Nesting) -> bool:
 
 
 def mends(broken: Outcome, near: Outcome | None) -> bool:
-    """Whether the invariants that broke hold in a neighbour, whatever else breaks there."""
+    """True if the invariants that broke hold in a neighbour, whatever else breaks there."""
     if near is None or near.verdict not in ("held", "violated"):
         return False
     invariants = {violation.invariant for violation in broken.violations}
@@ -170,7 +170,7 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
 
 
 def measures_the_same(broken: Outcome, near: Outcome) -> bool:
-    """Whether a neighbour that held is a way out: its run measured the figures that broke.
+    """True if a neighbour that held is a way out: its run measured the figures that broke.
 
     A neighbour that did not hold needs no such test. A closure captures the state by construction, so that no constants are judged in it.
     """

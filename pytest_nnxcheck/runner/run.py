@@ -1,4 +1,4 @@
-"""One run of a marked test, or of a `check`: what came of each nesting, and what the nestings have shown of the test."""
+"""One run of a marked test, or of a `check`: the outcome of each nesting, and the facts that the nestings have shown of the test."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Run:
-    """What one marked test, or one `check`, learns while its nestings run."""
+    """The state of one marked test, or one `check`, while its nestings run."""
 
     settings: Settings
     _: KW_ONLY
@@ -56,7 +56,7 @@ class Run:
     facts: CallFacts = NO_FACTS
     notes: list[Note] = field(default_factory=list)
     exclusions: dict[str, Exclusions] = field(default_factory=lambda: dict.fromkeys(MODES, Exclusions()))
-    """What the sweep ruled out, by mode of flax."""
+    """The nestings that the sweep ruled out, by mode of flax."""
     refusals: dict[str, Outcome] = field(default_factory=dict)
     """The closure styles that flax refused, each with the outcome that showed it."""
     not_run: int = 0
@@ -76,7 +76,7 @@ class Run:
     bodies: dict[Nesting, Body] = field(default_factory=dict, init=False)
     """The body, with its arguments, of each nesting under which it raised."""
     _memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = field(default_factory=dict, init=False)
-    """What the body raised under each nesting that has run."""
+    """The exception that the body raised under each nesting that has run."""
     _raised: dict[int, Nesting] = field(default_factory=dict, init=False)
     """The nesting to name for an exception, by its identity."""
 
@@ -89,7 +89,7 @@ class Run:
         OF_PROCESS.begin()
 
     def report(self) -> report.Report:
-        """What is known so far, as data."""
+        """The results so far, as data."""
         outcomes = tuple(self.outcomes.values())
         known = notes.texts((*self.notes, *self._without_target(), *self.facts.notes))
         calls = self.facts.un_nested
@@ -142,7 +142,7 @@ class Run:
             hypothesis.event(tally.word(outcome))
 
     def execute(self, nesting: Nesting, body: Body, *, drawn: bool = False) -> None:
-        """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
+        """Run the body under the nesting, or answer from the memo. Raises the body's exception, a rejection aside."""
         __tracebackhide__ = True
         if not self.remember or nesting not in self._memo:
             error = self._timed(nesting, body, drawn=drawn)
@@ -155,7 +155,7 @@ class Run:
             raise answer[0].with_traceback(answer[1])
 
     def raised(self, nesting: Nesting) -> BaseException | None:
-        """What the body raised under a nesting; `None` where it held, or has not run."""
+        """The exception that the body raised under a nesting; `None` where it held, or has not run."""
         answer = self._memo.get(nesting)
         return None if answer is None else answer[0]
 
@@ -164,7 +164,7 @@ class Run:
         return self._raised.get(id(error), Nesting())
 
     def _timed(self, nesting: Nesting, body: Body, *, drawn: bool) -> BaseException | None:
-        """Run the body under the nesting, and record what came of it. Raises what steers the test."""
+        """Run the body under the nesting, and record its outcome. Raises the exceptions that steer the test."""
         self.publish(NestingStarted(nesting, drawn))
         started = time.perf_counter()
         try:
@@ -183,7 +183,7 @@ class Run:
         return error
 
     def _record(self, execution: Execution) -> None:
-        """Keep what came of an execution; an exception of the user's gets a note that names its nesting."""
+        """Keep the outcome of an execution; an exception of the user's gets a note that names its nesting."""
         self.facts += execution.facts
         for outcome in execution.outcomes.values():
             tally.record(self.outcomes, outcome)

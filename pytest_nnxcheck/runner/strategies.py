@@ -1,4 +1,4 @@
-"""Which nestings run: the stages of the sweep, and the hypothesis strategy for the nestings drawn after it."""
+"""The choice of nestings to run: the stages of the sweep, and the hypothesis strategy for the nestings drawn after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_nnxcheck.runner import chains
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """What the sweep ruled out in one mode of flax."""
+    """The nestings that the sweep ruled out in one mode of flax."""
 
     refused: frozenset[str] = frozenset()
     """Closure styles that flax refused."""
@@ -31,18 +31,18 @@ class Exclusions:
     """The sweep ran all nestings of so many layers, so that only longer ones are drawn."""
 
     def rejects(self, layer: Layer) -> bool:
-        """Whether a layer that the sweep tried is not tried again."""
+        """True if the sweep has shown that the layer is not to be tried again."""
         return layer in self.unfit or layer.style in self.refused
 
     def allows(self, layer: Layer) -> bool:
-        """Whether the layer can work at all."""
+        """True if the layer can work at all."""
         stuck = self.adds_state and layer.style == "argument" and layer.row.fixes_state
         return not (stuck or self.rejects(layer))
 
     def after(self, outcome: Outcome, settings: Settings) -> Exclusions:
-        """Add what a nesting has shown of those to come.
+        """Add the exclusions that follow from the outcome of a nesting.
 
-        The un-nested call or its plain jit closes a mode. The probe of a closure style stands for the whole style. A layer that alone
+        The un-nested call or its plain jit closes a mode. The probe of a closure style decides for the whole style. A layer that alone
         cannot take the call is in no other nesting.
         """
         nesting, rejected = outcome.nesting, outcome.verdict == "rejected"
@@ -161,7 +161,7 @@ def swept_layers(settings: Settings) -> int:
 
 
 def draws_any(settings: Settings) -> bool:
-    """Whether anything is left to draw after the sweep."""
+    """True if anything is left to draw after the sweep."""
     return settings.max_examples > 0 and settings.max_depth > swept_layers(settings)
 
 

@@ -1,4 +1,4 @@
-"""The sweep: what always runs first, in which order, and where it stops because what broke is what the message will name."""
+"""The sweep: the nestings that always run first, their order, and the end where the message already has its nesting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_nnxcheck.runner.execution import Body
 from pytest_nnxcheck.runner.run import Run
 
 Errors = Iterator[BaseException | None]
-"""What each nesting raised; `None` where it held."""
+"""The exception that each nesting raised; `None` where it held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Sweep:
         return f"<the {self.settings.sweep if self.settings.nesting is None else 'replay'} sweep>"
 
     def _repr_pretty_(self, printer: Any, _cycle: object) -> None:
-        """How hypothesis shows it in an example: field by field without this."""
+        """Show it in an example of hypothesis, which shows it field by field without this."""
         printer.text(repr(self))
 
 
 def sweep(run: Run, case: Sweep, body: Body) -> None:
-    """Run the nestings of a sweep. Raises the plainest of what they raised."""
+    """Run the nestings of a sweep. Raises the plainest of their exceptions."""
     __tracebackhide__ = True
     modes = case.settings.chosen_modes
     errors = [error for mode in modes for error in _errors(run, case, mode, body) if error is not None]
@@ -112,7 +112,7 @@ def _several(run: Run, case: Sweep, mode: str, body: Body, expected: tuple[Nesti
 
 
 def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, body: Body) -> Errors:
-    """The plainest nesting that breaks as well, among what is left where layers are taken away and the pairs of all layers.
+    """The plainest nesting that breaks as well, among its parts with fewer layers and the pairs of all layers.
 
     Nothing runs beyond one that is known to break.
     """
@@ -129,7 +129,7 @@ def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, bod
 
 
 def _try(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
-    """Run a nesting, and leave out from here on what it has shown to be refused or unfit; what it raised."""
+    """Run a nesting, and leave out from here on the styles and layers that it has shown to be refused or unfit. Returns its exception."""
     __tracebackhide__ = True
     raised = _raised(run, nesting, body)
     _exclude_what_is_shown(run, nesting)
@@ -137,7 +137,7 @@ def _try(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
 
 
 def _raised(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
-    """Run a nesting; what it raised."""
+    """Run a nesting. Returns its exception."""
     __tracebackhide__ = True
     try:
         run.execute(nesting, body)
@@ -151,7 +151,7 @@ def _raised(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
 
 
 def _exclude_what_is_shown(run: Run, nesting: Nesting) -> None:
-    """Leave out from here on what a nesting has shown to be refused or unfit."""
+    """Leave out from here on the styles and layers that a nesting has shown to be refused or unfit."""
     if (outcome := run.outcomes.get(nesting)) is None:
         return
     before = run.exclusions[nesting.mode]
@@ -162,7 +162,7 @@ def _exclude_what_is_shown(run: Run, nesting: Nesting) -> None:
 
 
 def _exclude_layers_that_carry(run: Run, mode: str) -> None:
-    """Where the call adds state, leave out the argument layers that carry the state, and say so once."""
+    """Leave out the argument layers that carry the state, where the call adds state, and say so once."""
     if not run.facts.added or run.exclusions[mode].adds_state:
         return
     run.exclusions[mode] = replace(run.exclusions[mode], adds_state=True)
@@ -177,7 +177,7 @@ def _workable(run: Run, nestings: Iterator[Nesting], mode: str, expected: tuple[
 
 
 def _rules_out(run: Run, nesting: Nesting) -> bool:
-    """Whether the nesting cannot work; a refused style and an unfit layer are recorded as rejected, without running."""
+    """True if the nesting cannot work; a refused style and an unfit layer are recorded as rejected, without running."""
     excluded = run.exclusions[nesting.mode]
     shown = next(filter(excluded.rejects, nesting.layers), None)
     if shown is not None and not excluded.closed and nesting not in run.outcomes:

@@ -1,1 +1,1 @@
-"""Watch mode: what the tests of a suite leave behind that nobody marked. Nothing here imports pytest."""
+"""Watch mode: the leftovers of tests that nobody marked. Nothing here imports pytest."""

@@ -34,7 +34,7 @@ class UnusedBuffers:
     leaves: tuple[str, ...]
     """The arrays of that type that local variables lead to: these may be meant."""
     line: str
-    """Where the program was called."""
+    """The line that called the program."""
     new: str = ""
     """The dtype of an output of as many elements, where there is one."""
 

@@ -24,7 +24,7 @@ def callers(frame: FrameType) -> Iterator[FrameType]:
 
 
 def inside_a_transform(frame: FrameType) -> bool:
-    """Whether a library that traces has called the function of a frame: its tracers are alive then."""
+    """True if a library that traces has called the function of a frame: its tracers are alive then."""
     packages = (str(outer.f_globals.get("__name__")).partition(".")[0] for outer in callers(frame))
     return any(package in _TRANSFORMS for package in packages)
 
@@ -54,5 +54,5 @@ def line(users: list[FrameType]) -> str:
 
 
 def local_variables(users: Iterable[FrameType]) -> list[Root]:
-    """Where a walk may start; pytest keeps parts of an assertion under names that start with ``@``."""
+    """The roots of a walk; pytest keeps parts of an assertion under names that start with ``@``."""
     return [root for frame in users for root in frame.f_locals.items() if not root[0].startswith("@")]

@@ -35,7 +35,7 @@ class Reported:
         self._references: dict[int, Callable[[], object]] = {}
 
     def holds(self, value: object) -> bool:
-        """Whether this very object was reported."""
+        """True if this very object was reported."""
         reference = self._references.get(id(value))
         return reference is not None and reference() is value
 
@@ -57,7 +57,7 @@ def _reference(value: object) -> Callable[[], object]:
 
 
 def can_be_there() -> bool:
-    """Whether there may be graph nodes: somebody has imported flax."""
+    """True if there may be graph nodes: somebody has imported flax."""
     return "flax.nnx" in sys.modules
 
 
@@ -111,7 +111,7 @@ def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
 
 
 def _place(path: str, nodes: Mapping[str, str]) -> str:
-    """Where a value is: in a Variable, in an attribute of another graph node, in an object that a node holds, or outside of them."""
+    """The place of a value: in a Variable, in an attribute of another graph node, in an object that a node holds, or outside of them."""
     owner = path
     while owner not in nodes and (cut := max(owner.rfind("."), owner.rfind("["))) > 0:
         owner = owner[:cut]

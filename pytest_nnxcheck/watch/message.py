@@ -19,7 +19,7 @@ from pytest_nnxcheck.watch.programs import WastefulProgram
 T = TypeVar("T")
 
 SHOWN, FEW = 6, 3
-"""How many findings of a kind a message shows, and how many tests to mark the end of a run."""
+"""The number of findings of a kind in a message, and of tests to mark at the end of a run."""
 
 _KINDS = {
     "tracers": ("tracers in ", "left tracers behind"),
@@ -28,12 +28,12 @@ _KINDS = {
     "budget": ("", "compiled programs over the budget"),
     "copies": ("copied by a program: ", "compiled programs that copy the state"),
 }
-"""What the headline of a test and the last line of a run say of each kind."""
+"""The words of each kind in the headline of a test, and in the last line of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """What one test left behind."""
+    """The leftovers of one test."""
 
     before: tuple[Leftover, ...] = ()
     """Leftovers that were there before its call."""
@@ -56,7 +56,7 @@ class LeftBehind:
         return [program for program in self.programs if program.copied]
 
     def named(self) -> dict[str, list[str]]:
-        """What there is of each kind, by the names that a headline has."""
+        """The names of each kind of leftovers, as a headline has them."""
         leftovers = (*self.after, *self.before)
         peaks = [
             f"{program.name} peaks at {format_bytes(program.memory.peak)}, over {format_bytes(program.budget)}"

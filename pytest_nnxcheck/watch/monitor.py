@@ -40,7 +40,7 @@ class Monitor:
         self.first_call: ModuleCall | None = None
         """The first call outside of any transform: the test could be marked."""
         self._is_own = False
-        """Whether the test itself makes it. In a function that it calls, it may have no variable that holds the module."""
+        """True if the test itself makes it. In a function that it calls, it may have no variable that holds the module."""
         self._tool: int | None = None
         self._test: CodeType | None = None
         self._look: Callable[[Mapping[str, Any]], None]
@@ -78,8 +78,10 @@ class Monitor:
 
     @contextlib.contextmanager
     def of(self, functions: tuple[FunctionType, ...], look: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
-        """ModuleCall ``look`` with the local variables of the last of the functions, which the others wrap, at each of its returns, and where it raised:
-        those are in the traceback. Code of a wrapper is shared by all that its decorator was put on, and holds nothing of its own.
+        """Call ``look`` with the local variables of the last of the functions, which the others wrap, at each of its returns, and where it raised:
+        those are in the traceback.
+
+        Code of a wrapper is shared by all that its decorator was put on, and holds nothing of its own.
         """
         self.first_call, self._is_own = None, False
         self._test, self._look = functions[-1].__code__ if functions else None, look
@@ -129,12 +131,12 @@ class Monitor:
 
 
 def _is_inner(frame: FrameType) -> bool:
-    """Whether the same code runs further out: in a decorator that leaves no ``__wrapped__``, around a helper that the test calls."""
+    """True if the same code runs further out: in a decorator that leaves no ``__wrapped__``, around a helper that the test calls."""
     return any(outer.f_code is frame.f_code for outer in frames.callers(frame))
 
 
 def _may_hold(value: object) -> bool:
-    """Whether a graph node may be behind a value; arrays and numbers hold none."""
+    """True if a graph node may be behind a value; arrays and numbers hold none."""
     containers = (list, tuple, dict, set)
     return type(value) in containers or top_package(type(value)) not in {"builtins", "numpy", "jax", "jaxlib"}
 

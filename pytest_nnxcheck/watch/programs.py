@@ -1,6 +1,6 @@
 """The programs that are compiled while a test runs: their peaks against the budget, and second copies of the state in them.
 
-Nothing of a program is kept but what is said of it.
+Nothing of a program is kept but the report on it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class WastefulProgram:
     name: str
     memory: Split
     line: str
-    """Where it was compiled."""
+    """The line that compiled it."""
     fixture: str = ""
-    """What was set up then, if no test ran."""
+    """The fixture that was set up then, if no test ran."""
     budget: int = 0
     """The bytes that it is over; 0 where it is not."""
     copied: int = 0
@@ -44,7 +44,7 @@ class Programs:
     def __init__(self, budget: int | None) -> None:
         self.budget = budget
         self.heard = 0
-        """How many programs were compiled."""
+        """The number of programs that were compiled."""
         self.unread = ""
         """Why a program could not be judged, of the last one."""
         self.unused: list[donation.UnusedBuffers] = []

@@ -1,8 +1,12 @@
-"""No text of the project has a phrase that CONTRIBUTING.md's page of style bans."""
+"""No text of the project has a phrase, and no docstring a first word, that CONTRIBUTING.md's page of style bans."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,29 @@ TEXTS = [
 ]
 BAD_EXAMPLE = re.compile(r"^\| not \| but \|$.*?^$", re.MULTILINE | re.DOTALL)
 """The table of the page of style, whose first column is banned on purpose."""
+
+PACKAGE = ROOT / "pytest_nnxcheck"
+FOLDERS = ("core", "named", "paste", "plugin", "reporting", "runner", "watch")
+MODULES = [*PACKAGE.glob("*.py"), *(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py"))]
+VAGUE = re.compile(r"(?:What|Whether|Of|Which|How|Those|Where)\b")
+"""First words of a docstring that is neither an imperative nor a noun phrase."""
+
+
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """The docstrings of modules, classes and functions, and the texts below fields and constants, by their lines."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", ())
+        for statement in body if isinstance(body, list) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, " ".join(text.split())
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """The comments, by their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -41,3 +68,27 @@ def test_a_plain_sentence_is_not():
     assert not BANNED.search(
         "The plugin compares the peak with the budget, and the message names each leaf that leaked."
     )
+
+
+@pytest.mark.parametrize("path", sorted(MODULES), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_docstrings_begin_plainly_and_code_has_no_banned_phrase(path):
+    source = path.read_text()
+    texts = [*docstrings(source), *comments(source)]
+    assert not [(line, text) for line, text in docstrings(source) if VAGUE.match(text)]
+    assert not [(line, match[0]) for line, text in texts for match in BANNED.finditer(text)]
+
+
+def test_docstrings_and_comments_are_found():
+    source = '"""A module."""\nLIMIT = 1\n"""How many."""\nclass A:\n    """A class."""\n    size: int\n    """Of\n    which."""\n    # stands\n'
+    assert sorted(docstrings(source)) == [(1, "A module."), (3, "How many."), (5, "A class."), (7, "Of which.")]
+    assert [*comments(source)] == [(9, "# stands")]
+
+
+@pytest.mark.parametrize("text", ["Whether two leaves share a buffer.", "What broke.", "Of its value.", "Where it is."])
+def test_a_vague_first_word_is_found(text):
+    assert VAGUE.match(text)
+
+
+@pytest.mark.parametrize("text", ["True if two leaves share a buffer.", "Offer a hint.", "However many."])
+def test_a_plain_first_word_is_not(text):
+    assert not VAGUE.match(text)

@@ -34,7 +34,7 @@ PROGRAMS = 2_000_000
 
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
 _HEADROOM = 4
-"""How many times the largest peak a bar reaches at most, to show a budget."""
+"""The greatest scale of the bars, as a multiple of the largest peak: they show a budget up to there."""
 
 VOID = ("input", "wbr")
 """Elements that have no content, and no end."""
