@@ -10,7 +10,7 @@ from pytest_nnxcheck.core import outcome as data
 from pytest_nnxcheck.core.facts import Evidence, Leak
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.outcome import Finding, Outcome, Violation
-from pytest_nnxcheck.core.peak import Bound, Figures, PeakCause
+from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, PeakCause
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, target_rows
 
@@ -164,7 +164,7 @@ def totals(figures: Figures) -> list[Row]:
 def budget(bound: Bound) -> Row:
     """The row of a budget, with where it comes from."""
     if bound.multiple:
-        origin = f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
+        origin = f"{bound.multiple} the expected peak{f' + {FLOOR // 1024} KiB, the default' if bound.default else ''}"
     else:
         axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
         asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")

@@ -72,7 +72,7 @@ def fit(of_input: Typed, of_output: Typed, made_of: AbstractSet[int], number: in
 
 def keys(path: str) -> list[str]:
     """The steps of a path behind its root: ``opt_state[0].mu['kernel']`` has three."""
-    return re.findall(r"\.\w+|\[[^\]]*\]", path)
+    return re.findall(r"\.\w+|\['(?:[^'\\]|\\.)*'\]|\[\"[^\"]*\"\]|\[[^\]]*\]", path)
 
 
 def common(one: list[str], other: list[str]) -> int:

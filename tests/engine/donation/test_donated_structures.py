@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.facts import ArrayType, Leaf
 from pytest_nnxcheck.invariants.donation import without_successor
-from pytest_nnxcheck.subject.use_of_state import new_values
+from pytest_nnxcheck.subject.use_of_state import keys, new_values
 
 # No two types have as many bytes, nor has one of them as many in bfloat16: newer XLA would give away any buffer that fits.
 TYPES = [((3,), jnp.float32), ((5,), jnp.int32), ((7, 11), jnp.float32), ((), jnp.float32)]
@@ -197,3 +197,8 @@ MATCHES = {
 def test_the_best_match_over_all_outputs_counts(name):
     inputs, outputs, origins, expected = MATCHES[name]
     assert pairs(inputs, outputs, origins) == expected
+
+
+def test_the_steps_of_a_path_are_whole_whatever_a_key_holds():
+    assert keys("opt_state[0].mu['kernel']") == ["[0]", ".mu", "['kernel']"]
+    assert keys("""cache['a]b'].x["it's"][2]""") == ["['a]b']", ".x", '["it\'s"]', "[2]"]
