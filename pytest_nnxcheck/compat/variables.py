@@ -8,29 +8,38 @@ import pathlib
 import sys
 from typing import Any
 
+from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 @functools.cache
-def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type | None, tuple[type, ...]]:
-    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict (not in 0.11), (Object, Pytree from 0.12). All versions."""
+def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type | None, tuple[type, ...], type | None]:
+    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict (not in 0.11), (Object, Pytree from 0.12), jax.Ref (from 0.7). All versions."""
     import jax
     from flax import nnx
 
     variables = tuple(vars(nnx)[name] for name in ("Variable", "VariableState") if name in vars(nnx))
     nodes = tuple(vars(nnx)[name] for name in ("Object", "Pytree") if name in vars(nnx))
-    return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), vars(nnx).get("Dict"), nodes
+    return (
+        jax.core.Tracer,
+        jax.Array,
+        variables,
+        vars(nnx).get("List"),
+        vars(nnx).get("Dict"),
+        nodes,
+        vars(jax).get("Ref"),
+    )
 
 
 def kind_of(cls: type) -> str:
-    """The kind of a class in the walk: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
+    """The kind of a class in the walk: ``tracer``, ``array``, ``reference``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
 
     Looks at the class only: `isinstance` would ask the object for its ``__class__``, which may be the user's code.
     `jax.Array` is an abstract class of which concrete arrays are virtual subclasses on jax 0.4. All versions.
     """
-    tracer, array, variables, nnx_list, nnx_dict, nodes = _named_types()
+    tracer, array, variables, nnx_list, nnx_dict, nodes, ref = _named_types()
     bases = type.__dict__["__mro__"].__get__(cls)
     named = (
         ("tracer", (tracer,)),
@@ -42,6 +51,8 @@ def kind_of(cls: type) -> str:
     for kind, types in named:
         if any(base is listed for base in bases for listed in types):
             return kind
+    if ref is not None and any(base is ref for base in bases):
+        return "reference"
     lowest = type.__dict__["__module__"].__get__(cls)
     from_jax = isinstance(lowest, str) and lowest.partition(".")[0] in ("jax", "jaxlib")
     return "array" if from_jax and issubclass(cls, array) else ""
@@ -95,11 +106,21 @@ def is_pinned(variable: Any) -> bool:
 
 
 def set_variable_value(variable: Any, raw: Any) -> None:
-    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. All versions."""
+    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. A reference stays, and takes the value in. All versions."""
     for name in ("_raw_value", "raw_value", "value"):
-        if _read(variable, name, _ABSENT) is not _ABSENT:
-            object.__setattr__(variable, name, raw)
+        if (held := _read(variable, name, _ABSENT)) is not _ABSENT:
+            if is_held_ref(held) and not is_tracer(raw):
+                held[...] = value_of(raw)
+            else:
+                object.__setattr__(variable, name, raw)
             return
+
+
+def variable_of_ref(ref: Any) -> Any:
+    """A Variable that holds this very reference, or its abstract twin: the constructor takes none. From flax 0.12.7 on."""
+    from flax import nnx
+
+    return nnx.Variable.from_metadata(ref, nnx.Variable(0).get_metadata() | {"ref": True})
 
 
 def is_hijax(variable: Any) -> bool:

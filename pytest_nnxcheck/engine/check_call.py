@@ -11,7 +11,7 @@ import jax
 
 from pytest_nnxcheck.compat import flax_modes, frames, graph, refusals, targets
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.core.catalogue import JIT, TARGETED
+from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Evidence, Leak, Observation
@@ -65,7 +65,7 @@ def check_call(
     owner: str = "",
 ) -> Checked:
     """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
-    bound = bind(subject, args, kwargs, owner)
+    bound = replace(bind(subject, args, kwargs, owner), in_refs=nesting.mode == REF)
     bound.donated(settings.donate)
     call = Call(bound, nesting, settings, example, publish)
     if (bound.name, bound.code) in example.memo.unrestored:
@@ -102,6 +102,8 @@ def nested(call: Call) -> Checked:
     ran = remapped(Ran(call, facts, observed(call, facts), reference))
     if isinstance(ran.observation.error, CheckError):
         raise ran.observation.error
+    if left_out := outcomes.not_in_refs(ran):
+        return left_out
     judgement = judged(ran, call.settings.invariants)
     broken_for_targets = not ran.observation.targets and wants_targets(ran, judgement)
     if judgement.violations and (ran.observation.shared or broken_for_targets):
@@ -334,7 +336,8 @@ def un_nested(call: Call) -> Checked:
         reference = without_jit(call, facts)
         observation = run(call, UNKNOWN)
     if observation.error is not None:
-        return fails_un_nested(call, observation, observation.error)
+        left_out = outcomes.not_in_refs(Ran(call, facts, observation))
+        return left_out or fails_un_nested(call, observation, observation.error)
     judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)

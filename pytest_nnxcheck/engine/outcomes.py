@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.compat import refusals
+from pytest_nnxcheck.compat import flax_modes, refusals
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -20,6 +20,7 @@ from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
 from pytest_nnxcheck.engine.parity import MOST_EQUATIONS
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.donation import notes as notes_on_donation
@@ -168,6 +169,27 @@ def of_targets(observation: Observation) -> Iterator[Fact]:
 def left_out(call: Call, misfit: Misfit) -> Checked:
     """The outcome of a nesting that cannot take the call."""
     return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
+
+
+def not_in_refs(ran: Ran) -> Checked | None:
+    """The outcome of a nesting that raises with the state in references, where it takes the same state without them; `None` for any other.
+
+    In the mode that puts them there nothing is checked if a jit alone raises. What a state that the user put into references raises without a
+    layer, or under one jit, is the user's own; but the `nnx.jit` of graph mode takes no abstract reference (flax 0.12.12).
+    """
+    call, observation, error = ran.call, ran.observation, ran.observation.error
+    subject, nesting = call.subject, call.nesting
+    bare = all(layer.row.compiles for layer in nesting.layers)
+    ours = subject.in_refs or (ran.profile.in_references and (subject.abstract or not bare))
+    if not ours or error is None or observation.leaks or isinstance(error, Unfit):
+        return None
+    plain = replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False)
+    with subject.undone(subject.state):
+        if observe(plain, ran.profile, nesting, "none").error is not None:
+            return None
+    if subject.in_refs and bare:
+        return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
+    return left_out(call, Misfit("in references", other=first_line(error)))
 
 
 def not_judged(call: Call, error: CheckError) -> Checked:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import buffer_of, describe
 from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
@@ -175,7 +175,11 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
         return None
     leaves = [(subject.path(path), value) for path, value in graph.raw_leaves(subject.state)]
     for name, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
-        if hasattr(leaf, "dtype") and graph.is_key(leaf) and str(jax.random.key_impl(leaf)) not in (THREEFRY, "fry"):
+        if (
+            hasattr(leaf, "dtype")
+            and graph.is_key(leaf)
+            and str(jax.random.key_impl(buffer_of(leaf))) not in (THREEFRY, "fry")
+        ):
             return Fact("other draws", (name,), describe(leaf))
     default = str(jax.config.jax_default_prng_impl)
     return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
-from pytest_nnxcheck.compat.arrays import copied
+from pytest_nnxcheck.compat.arrays import copied, is_in_ref
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.staging import StagedJit
 from pytest_nnxcheck.core.facts import Leaf, Path
@@ -40,6 +40,8 @@ class Root:
     profile: Profile
     nesting: Nesting
     donate: str
+    references: frozenset[Path] = frozenset()
+    """The leaves that are a `jax.Ref`: written in place, so that their buffers are judged; jax refuses to donate one."""
 
     @property
     def style(self) -> str | None:
@@ -61,7 +63,7 @@ class Root:
     def donated_arguments(self) -> tuple[int, ...]:
         """The numbers of the arguments that it donates. A functional one donates the leaves that the call changes, which are its first argument."""
         first = self.state_arguments
-        state = (0,) if first and self.donate != "none" else ()
+        state = (0,) if first and self.donate != "none" and not (self.references and self.style == "argument") else ()
         return (*state, *(first + number for number in donated_inputs(self.subject, self.nesting, self.donate)))
 
     def jit(self, run: Callable[[StagedJit], Any]) -> Callable[..., Any]:
@@ -88,13 +90,14 @@ class Root:
         return state, tuple(map(abstract_leaf if self.subject.abstract else copied, inputs))
 
     def donated(self, went_in: Mapping[Path, Any], inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
-        """Names and values of the leaves that it donates, before it does: of the state those that ``went_in``."""
-        leaves: list[tuple[str, Any]] = []
-        if self.style is None or self.donate == "none":
+        """Names and values of the leaves that it donates, before it does: of the state those that ``went_in``, and those that are written in place."""
+        if self.style is None:
+            return []
+        donated = {*went_in} if self.style == "argument" else {*self.profile.changed}
+        judged = self.references | (donated if 0 in self.donated_arguments and self.takes_state else set())
+        leaves = [(self.subject.path(path), value) for path, value in went_in.items() if path in judged]
+        if self.donate == "none":
             return leaves
-        if self.takes_state:
-            every, changed = self.style == "argument", self.profile.changed
-            leaves = [(self.subject.path(path), value) for path, value in went_in.items() if every or path in changed]
         numbers = donated_inputs(self.subject, self.nesting, self.donate)
         return leaves + [(self.subject.input_names[number], inputs[number]) for number in numbers]
 
@@ -172,8 +175,10 @@ def with_copies(program: Program, root: Root, programs: SharedPrograms) -> Progr
 def with_addresses(program: Program) -> Program:
     """The abstract program with its outputs, and what XLA's own aliasing tells of their buffers."""
     compiled, parameters = program.compiled.program, program.traced.arguments
-    infos, treedef = jax.tree.flatten(program.staged.lowered.out_info)
-    shardings = jax.tree.leaves(compiled.output_shardings)
+    # Of the lowered and the compiled program jax cannot list the outputs where references are among the arguments.
+    infos, treedef = jax.tree.flatten(program.staged.traced.out_info)
+    in_refs = any(map(is_in_ref, jax.tree.leaves(program.staged.arguments)))
+    shardings = [None] * len(infos) if in_refs else jax.tree.leaves(compiled.output_shardings)
     made = [
         abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
         for info, sharding in zip(infos, shardings, strict=True)

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.compat.arrays import as_array
+from pytest_nnxcheck.compat.arrays import as_array, is_in_ref, is_ref
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.staging import StagedJit, quick_compiles, whole_stacks
 from pytest_nnxcheck.core.errors import Unfit
@@ -59,7 +59,7 @@ def observe(
         return Observation(nesting, state, error=Unfit(misfit))
     roots = subject.roots(state)
     guards = Guards(subject, (originals and originals.extended(roots)) or walk(roots))
-    root = Root(subject, profile, nesting, donate)
+    root = Root(subject, profile, nesting, donate, references(state))
     if subject.abstract and not root.takes_state:
         staged = stage(subject, profile, nesting, guards, state)
         output, after = (None, None) if staged.traced is None else staged.types
@@ -141,6 +141,11 @@ def ended(
     )
 
 
+def references(state: Any) -> frozenset[Path]:
+    """The leaves of a state that are a `jax.Ref`."""
+    return frozenset(path for path, value in graph.raw_leaves(state) if is_in_ref(value))
+
+
 def with_arrays(
     seen: Observation,
     root: Root,
@@ -163,7 +168,11 @@ def with_arrays(
     after |= {donated: program.leaf(*new) for donated, new in root.new_values(seen.returned).items()}
     # A Variable may hold a tree: what came back in that took a buffer as well.
     arrays = [*jax.tree.leaves([*came_out.values(), seen.returned]), *plain_leaves(seen.state)]
-    returned = [program.leaf("", array) for array in arrays if isinstance(array, jax.Array | jax.ShapeDtypeStruct)]
+    returned = [
+        program.leaf("", array)
+        for array in arrays
+        if isinstance(array, jax.Array | jax.ShapeDtypeStruct) or is_ref(array)
+    ]
     reused = frozenset(pointer for leaf in returned for pointer in leaf.pointers)
     return replace(seen, reused=reused, moves=tuple(Move(leaf, after.get(leaf.path)) for leaf in given))
 
@@ -213,7 +222,8 @@ def stopping(root: Root, look: Callable[[StagedJit], object], length: int = LENG
 def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:
     """The memory of the program of a nesting whose loops and axes have another length. `None` where it does not compile."""
     subject = subject.for_run()
-    root, state = Root(subject, profile, nesting, donate), subject.fresh()
+    state = subject.fresh()
+    root = Root(subject, profile, nesting, donate, references(state))
     found: list[Memory] = []
     with subject.undone(state):
         stopping(root, lambda staged: found.append(measured(root, staged, SharedPrograms()).memory), length)(state)
@@ -228,7 +238,8 @@ def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: s
         traces.append(len(traces))
         return subject.function(*args, **kwargs)
 
-    call = stopping(Root(subject.for_run(counted), profile, nesting, donate), lambda _: None)
+    root = Root(subject.for_run(counted), profile, nesting, donate, references(subject.state))
+    call = stopping(root, lambda _: None)
     with subject.undone(subject.state):
         call(subject.fresh())
         first = len(traces)

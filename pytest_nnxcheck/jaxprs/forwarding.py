@@ -9,10 +9,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.compat.primitives import BARRIER, COND, CONSTRAINT, COPIES, SCAN, WHILE
-from pytest_nnxcheck.jaxprs.flow import all_equations, handed_through, sources, uses
+from pytest_nnxcheck.compat.primitives import (
+    BARRIER,
+    COND,
+    CONSTRAINT,
+    COPIES,
+    READ_SLICE,
+    RESHAPES,
+    SCAN,
+    UPDATE_SLICE,
+    WHILE,
+)
+from pytest_nnxcheck.jaxprs.flow import all_equations, all_jaxprs, called, handed_through, sources, uses
 
 FORWARDED = COPIES - {BARRIER, CONSTRAINT}
 """Equations that return their operand, so that a program can do without them.
@@ -27,12 +39,15 @@ def forwarded(jaxpr: Any) -> Any:
     if open_jaxpr is not jaxpr:
         return jaxpr.replace(jaxpr=forwarded(open_jaxpr))
     origin: dict[int, Any] = {}
+    put_back = _put_back(jaxpr)
     equations = []
     for eqn in jaxpr.eqns:
         operands = [origin.get(id(var), var) for var in eqn.invars]
         params = {name: _forwarded_inside(value) for name, value in eqn.params.items()}
         equations.append(eqn.replace(invars=operands, params=params))
         origin |= {id(out): operands[number] for out, number in _handed(equations[-1])}
+        whole = ((out, put_back[id(out)]) for out in eqn.outvars if id(out) in put_back)
+        origin |= {id(out): origin.get(id(var), var) for out, var in whole}
     outputs = [origin.get(id(var), var) for var in jaxpr.outvars]
     return staging.without_dead_code(jaxpr.replace(eqns=equations, outvars=outputs))
 
@@ -44,6 +59,55 @@ def _forwarded_inside(value: Any) -> Any:
     return forwarded(value) if hasattr(staging.open_jaxpr(value), "eqns") else value
 
 
+def _put_back(jaxpr: Any) -> dict[int, Any]:
+    """The results of an open jaxpr that are an array with a slice of it written where it was read, by id, each with that array.
+
+    `jax.lax.scan` over references reads the slice of each step, and writes it back whatever the step does with it.
+    """
+    if not any(eqn.primitive.name == UPDATE_SLICE for eqn in all_equations(jaxpr)):
+        return {}
+    # By the id of a variable what it is: itself, or an object of its own for each time that a call is made.
+    value: dict[int, Any] = {}
+    # By the id of that, for a slice, what it was cut from, and where.
+    cut: dict[int, list[Any]] = {}
+
+    def follow(jaxpr: Any, *, inside: bool) -> None:
+        for eqn in jaxpr.eqns:
+            operands = [getattr(var, "val", value.get(id(var), var)) for var in eqn.invars]
+            if (inner := called(eqn)) is not None:
+                value.update(zip(map(id, inner.invars), operands, strict=True))
+                follow(inner, inside=True)
+                pairs = zip(eqn.outvars, inner.outvars, strict=True)
+                value.update({id(out): value.get(id(var), var) for out, var in pairs})
+                continue
+            value.update({id(out): object() if inside else out for out in eqn.outvars})
+            made, name = value[id(eqn.outvars[0])] if eqn.outvars else None, eqn.primitive.name
+            if name == READ_SLICE:
+                cut[id(made)] = [*operands, eqn.outvars[0].aval.shape]
+            elif name in RESHAPES and id(operands[0]) in cut:
+                cut[id(made)] = cut[id(operands[0])]
+            elif name == UPDATE_SLICE and _same(
+                cut.get(id(operands[1]), []), [operands[0], *operands[2:], eqn.invars[1].aval.shape]
+            ):
+                value[id(eqn.outvars[0])] = operands[0]
+
+    follow(jaxpr, inside=False)
+    own = {id(var): var for var in (*jaxpr.invars, *(out for eqn in jaxpr.eqns for out in eqn.outvars))}
+    results = {key: value.get(key, var) for key, var in own.items()}
+    return {
+        key: var for key, var in results.items() if var is not own[key] and id(var) in own and var.aval == own[key].aval
+    }
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists have the very same values, and equal numbers and shapes."""
+    numbers = (int, tuple, np.ndarray, np.generic)
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, numbers) and isinstance(b, numbers) and bool(np.all(a == b)))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
 def _handed(eqn: Any) -> list[tuple[Any, int]]:
     """The outputs of an equation that are one of its operands, type and all, each with the number of that."""
     pairs = zip(eqn.outvars, handed_through(eqn, FORWARDED), strict=True)
@@ -51,9 +115,13 @@ def _handed(eqn: Any) -> list[tuple[Any, int]]:
 
 
 def handed_bytes(jaxpr: Any) -> int:
-    """Bytes of all values that loops and branches hand through: no program holds more copies. A call is inlined, and hands on the very buffer."""
+    """Bytes of all values that loops and branches hand through, and of arrays that get back their own slice: no program holds more copies.
+
+    A call is inlined, and hands on the very buffer.
+    """
     every = (eqn for eqn in all_equations(jaxpr) if eqn.primitive.name in (SCAN, WHILE, COND))
-    return sum(nbytes(out.aval) for eqn in every for out, _ in _handed(eqn))
+    put_back = (var for inner in all_jaxprs(jaxpr) for var in _put_back(staging.open_jaxpr(inner)).values())
+    return sum(nbytes(out.aval) for eqn in every for out, _ in _handed(eqn)) + sum(nbytes(var.aval) for var in put_back)
 
 
 def handed_inputs(jaxpr: Any) -> frozenset[int]:

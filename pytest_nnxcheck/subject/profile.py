@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
-from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, discharged, is_ref_type, nbytes, value_of
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
 from pytest_nnxcheck.core.facts import NO_WASTE, Path, Waste
@@ -71,6 +71,8 @@ class Profile:
     """The metadata of Variables that it changes: path, name, value before, value after."""
     replaced: tuple[Path, ...] = ()
     """The Variables in whose place it puts another Variable."""
+    in_references: bool = False
+    """Whether a leaf, or an array that the call captures, is a `jax.Ref`: only a run writes it."""
     restructured: bool = False
     """Whether it sets attributes that are no arrays."""
     unused: tuple[int, ...] = ()
@@ -156,7 +158,7 @@ class Structure:
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    subject = subject.for_run()
+    subject = replace(subject.for_run(), in_refs=False)
     structures: list[Structure] = []
     poisoned: list[bool] = []
 
@@ -166,10 +168,15 @@ def profile(subject: Subject) -> Profile:
         structures.append(Structure.of(module))
         state = flax_modes.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
-        return out, state
+        return out, jax.tree.map(value_of, state)
 
     function, (leaves, *inputs) = on_arrays(call, subject)
     closed, (out, after) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
+    in_references = any(
+        is_ref_type(var.aval) for var in (*staging.open_jaxpr(closed).invars, *staging.open_jaxpr(closed).constvars)
+    )
+    # The state that is returned has the last values of references.
+    closed = discharged(closed, last_values=False)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
@@ -179,6 +186,7 @@ def profile(subject: Subject) -> Profile:
         known,
         out_names=subject.output_tree.names,
         plain=subject.output_tree.plain,
+        in_references=in_references,
         opened=subject.output_tree.opened,
         # A tracer among them is a leak, which a loop leaves as any other transform does.
         relabelled=() if any(poisoned) else tuple(relabelled(before.metadata, behind.metadata)),

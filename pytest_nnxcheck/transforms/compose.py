@@ -128,7 +128,8 @@ def compose(
     inner: tuple[Layer, ...] = ()
     for index, layer in reversed(list(enumerate(nesting.layers))):
         plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit, length)
-        program = guards.around(layer, layer_function(layer)(program, plan))
+        function = layer_function(layer, in_refs=subject.in_refs or profile.in_references)
+        program = guards.around(layer, function(program, plan))
         inner = (layer, *inner)
     return program
 
@@ -151,10 +152,13 @@ def maps_written(nesting: Nesting) -> bool:
     return MAPPING in nesting.layers
 
 
-def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:
+def layer_function(layer: Layer, *, in_refs: bool = False) -> Callable[[Program, Plan], Program]:
+    """The function of a layer; ``in_refs``, the one that maps references as well, where there is one."""
     if (registered := REGISTERED.get((layer.transform, layer.style))) is not None:
         return made_by(layer.transform, registered)
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    if in_refs and any(hasattr(room, f"{name}_in_refs") for room in ROOMS):
+        name += "_in_refs"
     function: Callable[[Program, Plan], Program] = getattr(home(name), name)
     return function
 
@@ -185,7 +189,9 @@ def make_plan(
         return leaf[(0,) * axes]
 
     return Plan(
-        changed=lambda path, _: tuple(path) in profile.changed,
+        changed=lambda path, value: (
+            tuple(path) in profile.changed and not arrays.is_in_ref(variables.variable_value(value))
+        ),
         written=lambda path, _: tuple(path) in profile.changed | profile.restored,
         subject=subject.program,
         element=element,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 
 from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.arrays import is_in_ref
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting, impossible
 from pytest_nnxcheck.subject.profile import Profile
@@ -33,6 +34,8 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
     relabelled = (leaf for leaf in profile.relabelled if layer.style == "argument" or leaf[0] in profile.changed)
     if carries and (leaf := next(relabelled, None)):
         return of_leaf("relabelled", *leaf)
+    if layer.style == "argument" and layer.row.loop and (reference := first_reference(subject, profile)):
+        return Misfit("reference carried", reference)
     if layer.style == "argument" and layer.row.fixes_state and profile.added:
         return of_leaf("added", profile.added[0])
     if layer.style == "argument" and layer.row.loop and profile.removed:
@@ -44,6 +47,14 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
     if layer.row.on_mesh and (parted := spread(subject)):
         return Misfit("sharded leaf", parted)
     return None
+
+
+def first_reference(subject: Subject, profile: Profile) -> str:
+    """The path of a leaf that is a reference under the nesting; empty if none is."""
+    if not (subject.in_refs or profile.in_references):
+        return ""
+    leaves = graph.raw_leaves(subject.state)
+    return next((subject.path(path) for path, value in leaves if subject.in_refs or is_in_ref(value)), "")
 
 
 def spread(subject: Subject) -> str:

@@ -58,6 +58,7 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
     made a few times, halving the leaves; none where the call cannot be mapped at all.
     """
     graphdef, before = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
+    before = jax.tree.map(arrays.value_of, before)
     keys = [key for key, _ in numbered(before)]
     leaves, treedef = jax.tree.flatten(before)
 

@@ -33,7 +33,7 @@ _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytre
 """Attributes in which flax keeps traces and marks of its own."""
 _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
-_STATE = frozenset(("array", "variable", "tracer"))
+_STATE = frozenset(("array", "reference", "variable", "tracer"))
 """Kinds of objects that are state, by `variables.kind_of`."""
 _JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
@@ -94,6 +94,12 @@ def open_array(value: np.ndarray[Any, Any], name: Name, visit: Visit) -> None:
 
 def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
     visit.arrays.append((str(name), value))
+
+
+def open_reference(value: Any, name: Name, visit: Visit) -> None:
+    # A trace writes no reference, and its places are never put back from a walk inside of it.
+    if not variables.is_tracing():
+        visit.places.keep_value(name, value)
 
 
 # --- instances -----------------------------------------------------------------------------------------------------------
@@ -181,6 +187,7 @@ def note_node(value: Any, name: Name, visit: Visit) -> None:
 
 _BY_KIND: dict[str, Opener] = {
     "array": open_jax_array,
+    "reference": open_reference,
     "variable": open_variable,
     "nnx list": open_nnx_items,
     "nnx dict": open_nnx_items,
@@ -215,7 +222,7 @@ DATA = Table(
 def openers_for(cls: type, code: Table) -> tuple[Opener, ...]:
     """The openers of the instances of a class: for its built-in base, for attributes, for the class itself."""
     if (kind := variables.kind_of(cls)) in _BY_KIND:
-        noted = () if kind == "array" else (note_node,)
+        noted = () if kind in ("array", "reference") else (note_node,)
         return (*noted, _BY_KIND[kind], *_of_class(cls))
     if kind == "node":
         return (note_node, *_of_other(cls, code))

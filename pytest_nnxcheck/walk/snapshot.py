@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pytest_nnxcheck.compat.arrays import value_of
 from pytest_nnxcheck.walk.raw_access import (
     MISSING,
     Layout,
@@ -44,6 +45,8 @@ class Places:
 
     def __init__(self) -> None:
         self._kept: list[tuple[object, Kind, Any, list[Any]]] = []
+        self._values: list[tuple[object, Any, Any]] = []
+        """References, which keep their identity when they are written, each with a copy of its value."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -52,10 +55,15 @@ class Places:
         """Add a place and what it holds. The text of ``name`` is made only if the place cannot be restored."""
         self._kept.append((name, kind, place, held))
 
+    def keep_value(self, name: object, reference: Any) -> None:
+        """Add a `jax.Ref`, and what it holds."""
+        self._values.append((name, reference, value_of(reference)))
+
     def and_those(self, others: Places) -> Places:
         """These places and others, as one."""
         places = Places()
         places._kept = self._kept + others._kept
+        places._values = self._values + others._values
         return places
 
     def restore(self) -> tuple[str, ...]:
@@ -70,6 +78,11 @@ class Places:
                 if not same(list(kind.read(place)), held):
                     kind.write(place, held)
             except (TypeError, AttributeError, ValueError, RuntimeError):
+                failed.append(str(name))
+        for name, reference, value in self._values:
+            try:
+                reference[...] = value
+            except (TypeError, ValueError, RuntimeError):
                 failed.append(str(name))
         return tuple(failed)
 
