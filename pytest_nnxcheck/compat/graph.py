@@ -9,6 +9,7 @@ import sys
 from collections.abc import Container, Iterator
 from typing import Any
 
+from pytest_nnxcheck.compat.arrays import is_ref
 from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import is_tracer, trace_identity, trace_key, variable_value
@@ -19,11 +20,12 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 def is_graph_node(value: object) -> bool:
     """Whether flax treats the value as a node of a graph: a Module, Rngs, Optimizer, or a Variable.
 
-    `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after. All versions.
+    `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after; there it also says True of a
+    reference. All versions.
     """
     from flax import nnx
 
-    return isinstance(value, nnx.Variable) or bool(nnx.graph.is_graph_node(value))
+    return isinstance(value, nnx.Variable) or (not is_ref(value) and bool(nnx.graph.is_graph_node(value)))
 
 
 def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:

@@ -49,6 +49,11 @@ def captured_values(jaxpr: Any) -> list[Any]:
     return [unwrapped(value) for value in getattr(jaxpr, "consts", ()) or ()]
 
 
+def written_references(eqn: Any) -> list[Any]:
+    """The variables of the references that an equation writes. No public way; tried on jax 0.10 and 0.12."""
+    return [effect.input for effect in eqn.effects if type(effect).__name__ == "WriteEffect"]
+
+
 def scan_layout(eqn: Any) -> tuple[int, int]:
     """(constants, carries) of a scan equation: `num_consts`, `num_carry` up to jax 0.10, three flat trees from 0.12. All versions."""
     if "num_consts" in eqn.params:

@@ -148,6 +148,8 @@ class Observation:
     """Gives the arrays of ``output`` the structure that the user returned."""
     compiled: jax.stages.Compiled | None = None
     """The program of the outermost jit."""
+    references: frozenset[str] = frozenset()
+    """The leaves that went in as a `jax.Ref`."""
     inside: InnerDonation = InnerDonation()
     """What the jits of the un-nested call itself donated."""
     targets: tuple[OnTarget, ...] = ()

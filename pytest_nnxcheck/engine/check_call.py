@@ -26,7 +26,7 @@ from pytest_nnxcheck.engine.gather import Ran, judged
 from pytest_nnxcheck.engine.memo import evaluated_calls, recall
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.outcomes import Checked
-from pytest_nnxcheck.engine.parity import MOST_EQUATIONS
+from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, unlike_arrays
 from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
@@ -339,6 +339,9 @@ def un_nested(call: Call) -> Checked:
         left_out = outcomes.not_in_refs(Ran(call, facts, observation))
         return left_out or fails_un_nested(call, observation, observation.error)
     judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
+    if facts.in_references and reference is None:
+        names = tuple(each.path for each in unlike_arrays(call.subject, observation))
+        judgement += Judgement(notes=(Fact("unlike arrays", names),) if names else ())
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)
     if not judgement.violations:

@@ -115,6 +115,7 @@ def program(ran: Ran) -> Program | None:
         writes_back=profile.writes_back,
         remat_in_scan=profile.remat_in_scan,
         updates_can_be_off=graph.remat_updates_can_be_off(),
+        scans_references=profile.scans_references,
         branches=profile.branches,
         captured=profile.captured,
     )
@@ -192,6 +193,7 @@ def donation(ran: Ran) -> Donation:
         return Donation(inside=observation.inside, shared=originals.shared + outside, renewed=renewed_ones)
     return Donation(
         moves=observation.moves,
+        references=observation.references,
         reused=observation.reused,
         shared=originals.shared,
         views=originals.views,

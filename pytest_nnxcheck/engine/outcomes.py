@@ -272,5 +272,7 @@ def facts_of(call: Call) -> CallFacts:
     if profile.in_one_array and donates:
         first = tuple(map(subject.path, profile.in_one_array[0]))
         notes.append(Fact("in one array", first, subject.name, len(profile.in_one_array)))
+    if profile.rewritten:
+        notes.append(Fact("written twice", (profile.rewritten,)))
     added = tuple(map(subject.path, profile.added))
     return CallFacts((*notes,), added, () if un_nested is None else (un_nested,))

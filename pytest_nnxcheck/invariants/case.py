@@ -55,6 +55,8 @@ class Donation:
     """The call's own arrays."""
     promoted: dict[str, str] = field(default_factory=dict)
     """The lines at which a leaf got another dtype, by its path."""
+    references: frozenset[str] = frozenset()
+    """The leaves that are written in place: each is a `jax.Ref`."""
     inside: InnerDonation = field(default_factory=InnerDonation)
     """What the jits inside the un-nested call donated."""
     renewed: frozenset[str] = frozenset()
@@ -78,6 +80,8 @@ class Program:
     remat_in_scan: bool = False
     updates_can_be_off: bool = False
     """Whether the remat of the installed flax can leave the updates of the state out."""
+    scans_references: bool = False
+    """Whether a scan of the call takes references step by step."""
     branches: bool = False
     """Whether the call has a conditional."""
     captured: tuple[Captured, ...] = ()

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
+from pytest_nnxcheck.compat.variables import equation_line
 
 # --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
 
@@ -276,6 +277,16 @@ def remat_in_scan(closed: Any) -> bool:
     """Whether the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
     bodies = (all_equations(scan.params["jaxpr"]) for scan in scans(closed))
     return any(eqn.primitive.name in REMATS for body in bodies for eqn in body)
+
+
+def written_twice(closed: Any) -> str:
+    """The line of the first remat that a gradient runs a second time, and with it a write to a reference; empty if there is none.
+
+    Jax 0.10 and 0.12 differentiate that second run. It leaves references of the kind ``no_grad_no_remat`` alone.
+    """
+    again = (eqn for eqn in all_equations(closed) if eqn.primitive.name in REMATS and eqn.params.get("differentiated"))
+    written = (eqn for eqn in again for ref in staging.written_references(eqn) if ref.aval.kind != "no_grad_no_remat")
+    return next((equation_line(eqn) or "a line of flax" for eqn in written), "")
 
 
 def lowest_precision(closed: Any) -> float:

@@ -120,8 +120,12 @@ def handed_bytes(jaxpr: Any) -> int:
     A call is inlined, and hands on the very buffer.
     """
     every = (eqn for eqn in all_equations(jaxpr) if eqn.primitive.name in (SCAN, WHILE, COND))
-    put_back = (var for inner in all_jaxprs(jaxpr) for var in _put_back(staging.open_jaxpr(inner)).values())
-    return sum(nbytes(out.aval) for eqn in every for out, _ in _handed(eqn)) + sum(nbytes(var.aval) for var in put_back)
+    return sum(nbytes(out.aval) for eqn in every for out, _ in _handed(eqn)) + puts_back(jaxpr)
+
+
+def puts_back(jaxpr: Any) -> int:
+    """Bytes of the arrays that get back their own slice in a loop, or anywhere else."""
+    return sum(nbytes(var.aval) for inner in all_jaxprs(jaxpr) for var in _put_back(staging.open_jaxpr(inner)).values())
 
 
 def handed_inputs(jaxpr: Any) -> frozenset[int]:

@@ -22,6 +22,7 @@ from pytest_nnxcheck.core.facts import NO_WASTE, Path, Waste
 from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.captured import captured
+from pytest_nnxcheck.jaxprs.forwarding import forwarded, puts_back
 from pytest_nnxcheck.jaxprs.waste import waste
 from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
@@ -73,6 +74,10 @@ class Profile:
     """The Variables in whose place it puts another Variable."""
     in_references: bool = False
     """Whether a leaf, or an array that the call captures, is a `jax.Ref`: only a run writes it."""
+    scans_references: bool = False
+    """Whether a scan takes references step by step."""
+    rewritten: str = ""
+    """The line of a `jax.checkpoint` whose writes to a reference a gradient makes a second time."""
     restructured: bool = False
     """Whether it sets attributes that are no arrays."""
     unused: tuple[int, ...] = ()
@@ -176,7 +181,9 @@ def profile(subject: Subject) -> Profile:
         is_ref_type(var.aval) for var in (*staging.open_jaxpr(closed).invars, *staging.open_jaxpr(closed).constvars)
     )
     # The state that is returned has the last values of references.
-    closed = discharged(closed, last_values=False)
+    put_back = in_references and puts_back(discharged(closed)) > 0
+    rewritten = flow.written_twice(closed) if in_references else ""
+    closed = forwarded(discharged(closed, last_values=False)) if in_references else closed
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
@@ -187,6 +194,8 @@ def profile(subject: Subject) -> Profile:
         out_names=subject.output_tree.names,
         plain=subject.output_tree.plain,
         in_references=in_references,
+        scans_references=put_back,
+        rewritten=rewritten,
         opened=subject.output_tree.opened,
         # A tracer among them is a leak, which a loop leaves as any other transform does.
         relabelled=() if any(poisoned) else tuple(relabelled(before.metadata, behind.metadata)),

@@ -283,7 +283,8 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
             return holder.node
 
         return tuple(values), rebuild
-    if is_array(leaf) or isinstance(leaf, NUMBERS):
+    # A reference too: jax says in its own words that no program returns one.
+    if is_array(leaf) or is_ref(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
     # Where no transform has to hand it out, what it keeps is looked at as what a module keeps.
     if variables.is_tracing() and walk([("", leaf)]).tracers:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat.arrays import is_ref
 from pytest_nnxcheck.walk.raw_access import (
     LIBRARIES,
     Layout,
@@ -173,8 +174,10 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
     visit.keep(name, ATTRIBUTES, (value, visit.classes.layout(type(value))))
-    visit.put(variables.variable_value(value), variables.variable_kind(value), name)
-    for key, item in paired(visit.keep(name, DICT, variables.variable_metadata(value))):
+    held, metadata = variables.variable_value(value), variables.variable_metadata(value)
+    lost = metadata.get("ref") is True and not is_ref(held)
+    visit.put(held, "reference" if lost else variables.variable_kind(value), name)
+    for key, item in paired(visit.keep(name, DICT, metadata)):
         if id(type(item)) not in ATOMS:
             visit.put(item, "metadata", Name(name.then(step(key)).base, "metadata"))
 
