@@ -172,7 +172,7 @@ def left_out(call: Call, misfit: Misfit) -> Checked:
 
 
 def not_in_refs(ran: Ran) -> Checked | None:
-    """The outcome of a nesting that raises with the state in references, where it takes the same state without them; `None` for any other.
+    """The outcome of a nesting that raises with the state in references, where it takes the same state without them, or flax refuses that; `None` for any other.
 
     In the mode that puts them there nothing is checked if a jit alone raises. What a state that the user put into references raises without a
     layer, or under one jit, is the user's own; but the `nnx.jit` of graph mode takes no abstract reference (flax 0.12.12).
@@ -185,8 +185,9 @@ def not_in_refs(ran: Ran) -> Checked | None:
         return None
     plain = replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False)
     with subject.undone(subject.state):
-        if observe(plain, ran.profile, nesting, "none").error is not None:
-            return None
+        raised = observe(plain, ran.profile, nesting, "none").error
+    if raised is not None and not (nesting.captures and refusals.is_refusal(raised)):
+        return None
     if subject.in_refs and bare:
         return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
     return left_out(call, Misfit("in references", other=first_line(error)))

@@ -132,14 +132,15 @@ def unlike_arrays(subject: Subject, observation: Observation) -> Found:
 
     Only of what the call changes in arrays as well: `jax.jit` of a module, say, drops the updates of those, and not of references.
     """
-    if not references(subject.state) or subject.abstract:
+    names = frozenset(map(subject.path, references(subject.state)))
+    if not names or subject.abstract:
         return ()
     plain = replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False)
     wanted = Evaluated().effect(plain, ())
     if wanted.error is not None:
         return ()
     every = differences(wanted, effect_against(subject, observation, wanted), state_only=True)
-    return tuple(each for each in every if wanted.after.leaves[each.path].value is not UNCHANGED)
+    return tuple(each for each in every if each.path in names and wanted.after.leaves[each.path].value is not UNCHANGED)
 
 
 def causes_in_refs(comparison: Comparison, observation: Observation) -> dict[tuple[str, str], DropCause]:

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.compat.arrays import as_array, is_in_ref, is_ref, value_of
+from pytest_nnxcheck.compat.arrays import as_array, is_in_ref, is_ref
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.staging import StagedJit, quick_compiles, whole_stacks
 from pytest_nnxcheck.core.errors import Unfit
@@ -27,7 +27,7 @@ from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
 from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
-from pytest_nnxcheck.values.differences import distance
+from pytest_nnxcheck.values.differences import alike
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
@@ -159,10 +159,8 @@ def with_arrays(
     came_out = dict(graph.raw_leaves(seen.state))
     if not seen.abstract:
         originals = dict(graph.raw_leaves(root.subject.state))
-        written = {
-            path: value_of(value) for path, value in came_out.items() if path in root.references & root.profile.changed
-        }
-        kept = (path for path, value in written.items() if distance(value, value_of(originals[path])) == 0)
+        written = root.references & root.profile.changed & came_out.keys()
+        kept = (path for path in written if alike(came_out[path], originals[path]))
         seen = replace(seen, still=(*unmoved(root.profile, went_in, came_out), *kept))
     if not seen.nesting.layers:
         return replace(seen, inside=donated_inside(root.subject, went_in, inputs, came_out, seen.returned))
@@ -174,14 +172,12 @@ def with_arrays(
     after |= {donated: program.leaf(*new) for donated, new in root.new_values(seen.returned).items()}
     # A Variable may hold a tree: what came back in that took a buffer as well.
     arrays = [*jax.tree.leaves([*came_out.values(), seen.returned]), *plain_leaves(seen.state)]
-    returned = [
-        program.leaf("", array)
-        for array in arrays
-        if isinstance(array, jax.Array | jax.ShapeDtypeStruct) or is_ref(array)
-    ]
+    with_buffer = (each for each in arrays if isinstance(each, jax.Array | jax.ShapeDtypeStruct) or is_ref(each))
+    returned = [program.leaf("", array) for array in with_buffer]
     reused = frozenset(pointer for leaf in returned for pointer in leaf.pointers)
-    seen = replace(seen, references=frozenset(map(root.subject.path, root.references)))
-    return replace(seen, reused=reused, moves=tuple(Move(leaf, after.get(leaf.path)) for leaf in given))
+    names = frozenset(map(root.subject.path, root.references))
+    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given)
+    return replace(seen, references=names, reused=reused, moves=moves)
 
 
 def donated_inside(

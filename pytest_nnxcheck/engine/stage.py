@@ -181,8 +181,8 @@ def observe(
 
 def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Path, Any]) -> tuple[Path, ...]:
     """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
-    there = (path for path in profile.changed if path in went_in and not is_held_ref(went_in[path]))
-    same = (path for path in there if went_in[path] is came_out.get(path))
+    arrays = {path: value for path, value in went_in.items() if not is_held_ref(value)}
+    same = (path for path in profile.changed if path in arrays and arrays[path] is came_out.get(path))
     return tuple(sorted(same, key=str))
 
 

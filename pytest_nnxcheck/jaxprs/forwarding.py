@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.compat.primitives import (
@@ -68,12 +66,12 @@ def _put_back(jaxpr: Any) -> dict[int, Any]:
         return {}
     # By the id of a variable what it is: itself, or an object of its own for each time that a call is made.
     value: dict[int, Any] = {}
-    # By the id of that, for a slice, what it was cut from, and where.
-    cut: dict[int, list[Any]] = {}
+    # By the id of that, for a slice, what it was cut from, where, and its shape.
+    cut: dict[Any, list[Any]] = {}
 
     def follow(jaxpr: Any, *, inside: bool) -> None:
         for eqn in jaxpr.eqns:
-            operands = [getattr(var, "val", value.get(id(var), var)) for var in eqn.invars]
+            operands = [value.get(id(var), var) for var in eqn.invars]
             if (inner := called(eqn)) is not None:
                 value.update(zip(map(id, inner.invars), operands, strict=True))
                 follow(inner, inside=True)
@@ -81,31 +79,19 @@ def _put_back(jaxpr: Any) -> dict[int, Any]:
                 value.update({id(out): value.get(id(var), var) for out, var in pairs})
                 continue
             value.update({id(out): object() if inside else out for out in eqn.outvars})
-            made, name = value[id(eqn.outvars[0])] if eqn.outvars else None, eqn.primitive.name
+            name, first, result = eqn.primitive.name, id(next(iter(operands), None)), next(iter(eqn.outvars), eqn)
+            place = [str(each.val) if hasattr(each, "val") else id(each) for each in operands]
             if name == READ_SLICE:
-                cut[id(made)] = [*operands, eqn.outvars[0].aval.shape]
-            elif name in RESHAPES and id(operands[0]) in cut:
-                cut[id(made)] = cut[id(operands[0])]
-            elif name == UPDATE_SLICE and _same(
-                cut.get(id(operands[1]), []), [operands[0], *operands[2:], eqn.invars[1].aval.shape]
-            ):
-                value[id(eqn.outvars[0])] = operands[0]
+                cut[id(value[id(result)])] = [*place, result.aval.shape]
+            elif name in RESHAPES and first in cut:
+                cut[id(value[id(result)])] = cut[first]
+            elif name == UPDATE_SLICE and cut.get(place.pop(1)) == [*place, eqn.invars[1].aval.shape]:
+                value[id(result)] = operands[0]
 
     follow(jaxpr, inside=False)
     own = {id(var): var for var in (*jaxpr.invars, *(out for eqn in jaxpr.eqns for out in eqn.outvars))}
-    results = {key: value.get(key, var) for key, var in own.items()}
-    return {
-        key: var for key, var in results.items() if var is not own[key] and id(var) in own and var.aval == own[key].aval
-    }
-
-
-def _same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two lists have the very same values, and equal numbers and shapes."""
-    numbers = (int, tuple, np.ndarray, np.generic)
-    return len(one) == len(other) and all(
-        a is b or (isinstance(a, numbers) and isinstance(b, numbers) and bool(np.all(a == b)))
-        for a, b in zip(one, other, strict=True)
-    )
+    same = {key: value.get(key, var) for key, var in own.items()}
+    return {key: var for key, var in same.items() if id(var) in {*own} - {key} and var.aval == own[key].aval}
 
 
 def _handed(eqn: Any) -> list[tuple[Any, int]]:

@@ -8,9 +8,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.root import Root
+from pytest_nnxcheck.engine.run import references
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
@@ -43,7 +45,13 @@ class Call:
     @property
     def root(self) -> Root:
         """The outermost jit."""
-        return Root(self.subject, self.profile, self.nesting, self.settings.donate)
+        return Root(self.subject, self.profile, self.nesting, self.settings.donate, self.references)
+
+    @functools.cached_property
+    def references(self) -> frozenset[Path]:
+        """The leaves that are a `jax.Ref` under the nesting."""
+        in_refs = self.subject.in_refs or self.profile.in_references
+        return references(self.subject.fresh()) if in_refs else frozenset()
 
     def keys(self, path: str) -> str:
         """The keys that lead to a leaf, as arguments; empty where it is not in the state."""

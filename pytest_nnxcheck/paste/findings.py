@@ -100,6 +100,9 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "after", "any_deleted()"
         case found.LostBuffer() if call.subject.abstract:
             yield "after", "lost_by_program(*COMPILED[-1][:2])"
+        case found.LostBuffer(cause="replaced"):
+            yield "before", f"pointer = {value}.unsafe_buffer_pointer()"
+            yield "after", f"{value}.unsafe_buffer_pointer() != pointer"
         case found.LostBuffer() | found.ViewedBuffer():
             kind = repr(str(finding.type)) if isinstance(finding, found.LostBuffer) else f"describe({value})"
             yield (
@@ -112,8 +115,12 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
         case found.ValueDiffers(size=size):
             eager = f"({meaning_text(call.nesting)})(eager, *inputs)"
             wanted = f"wanted = {eager}"
-            yield "before", "call, eager = program, nnx.clone(state)"
-            yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
+            if call.references:
+                value = f"{value}[...]" if value else ""
+                yield "before", "call, eager = program, nnx.with_vars(state, ref=False, allow_duplicates=True)"
+            else:
+                yield "before", "call, eager = program, nnx.clone(state)"
+                yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
             yield "before", wanted if call.nesting.layers else f"with jax.disable_jit():\n        {wanted}"
             if value:
                 yield "before", f"wanted = {call.value(finding.path, 'eager')}"

@@ -177,9 +177,8 @@ def profile(subject: Subject) -> Profile:
 
     function, (leaves, *inputs) = on_arrays(call, subject)
     closed, (out, after) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
-    in_references = any(
-        is_ref_type(var.aval) for var in (*staging.open_jaxpr(closed).invars, *staging.open_jaxpr(closed).constvars)
-    )
+    opened = staging.open_jaxpr(closed)
+    in_references = any(is_ref_type(var.aval) for var in (*opened.invars, *opened.constvars))
     # The state that is returned has the last values of references.
     put_back = in_references and puts_back(discharged(closed)) > 0
     rewritten = flow.written_twice(closed) if in_references else ""

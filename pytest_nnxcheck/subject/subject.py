@@ -132,14 +132,9 @@ class Subject:
         return str(self.program.__code__.co_qualname)
 
     def fresh(self) -> Any:
-        """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none. Raises `CheckError`."""
+        """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
         copy = abstract_state if self.abstract else functools.partial(jax.tree.map, copy_leaf)
-        try:
-            state = flax_modes.with_refs(self.state, ref=True) if self.in_refs else self.state
-        except TypeError as error:
-            version = flax_modes.flax_version()
-            raise CheckError(f"flax {version} has no abstract references, 0.12.12 has: {error!s:.200}") from None
-        graphdef, leaves = flax_modes.split(state)
+        graphdef, leaves = flax_modes.split(flax_modes.with_refs(self.state, ref=True) if self.in_refs else self.state)
         return nnx.merge(graphdef, copy(leaves))
 
     def donated(self, donate: str) -> tuple[int, ...]:

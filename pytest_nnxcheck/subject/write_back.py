@@ -24,14 +24,13 @@ UPKEEP = ("_pytree__", "_object__", "_trace_state", "_graph__")
 
 def write_back(subject: Subject, copy: Any) -> None:
     """Give the user's objects what the call left in its copy of the state."""
-    values = dict(graph.raw_leaves(copy))
+    values = {path: value_of(value) for path, value in graph.raw_leaves(copy)}
     for path, variable in graph.variables(subject.state):
         # The user's real arrays stay, where the call was checked with abstract ones beside them.
         real = subject.abstract and isinstance(variables.variable_value(variable), jax.Array)
         # The twin of a reference is as the call found it, and flax holds none.
         if path in values and not real and not getattr(values[path], "is_ref", False):
-            value = where_it_was(value_of(values[path]), variables.variable_value(variable))
-            variables.set_variable_value(variable, value)
+            variables.set_variable_value(variable, where_it_was(values[path], variables.variable_value(variable)))
     if not subject.abstract:
         graft(subject.state, copy)
 

@@ -153,14 +153,18 @@ def maps_written(nesting: Nesting) -> bool:
 
 
 def layer_function(layer: Layer, *, in_refs: bool = False) -> Callable[[Program, Plan], Program]:
-    """The function of a layer; ``in_refs``, the one that maps references as well, where there is one."""
+    """The function of a layer, as `layer_name` names those of ours."""
     if (registered := REGISTERED.get((layer.transform, layer.style))) is not None:
         return made_by(layer.transform, registered)
-    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    if in_refs and any(hasattr(room, f"{name}_in_refs") for room in ROOMS):
-        name += "_in_refs"
+    name = layer_name(layer, in_refs=in_refs)
     function: Callable[[Program, Plan], Program] = getattr(home(name), name)
     return function
+
+
+def layer_name(layer: Layer, *, in_refs: bool) -> str:
+    """The name of the function of a layer; ``in_refs``, of the one that maps references as well, where there is one."""
+    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    return f"{name}_in_refs" if in_refs and any(hasattr(room, f"{name}_in_refs") for room in ROOMS) else name
 
 
 def home(name: str) -> ModuleType:
