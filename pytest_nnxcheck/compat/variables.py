@@ -22,15 +22,8 @@ def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type | No
 
     variables = tuple(vars(nnx)[name] for name in ("Variable", "VariableState") if name in vars(nnx))
     nodes = tuple(vars(nnx)[name] for name in ("Object", "Pytree") if name in vars(nnx))
-    return (
-        jax.core.Tracer,
-        jax.Array,
-        variables,
-        vars(nnx).get("List"),
-        vars(nnx).get("Dict"),
-        nodes,
-        vars(jax).get("Ref"),
-    )
+    lists, dicts, ref = vars(nnx).get("List"), vars(nnx).get("Dict"), vars(jax).get("Ref")
+    return jax.core.Tracer, jax.Array, variables, lists, dicts, nodes, ref
 
 
 def kind_of(cls: type) -> str:

@@ -137,7 +137,7 @@ class ViewedBuffer(Finding):
     holder: str
 
 
-LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused", "replaced"]
+LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused", "reference"]
 """Why a buffer was lost."""
 
 

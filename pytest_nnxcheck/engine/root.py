@@ -96,8 +96,6 @@ class Root:
         donated = {*went_in} if self.style == "argument" else {*self.profile.changed}
         judged = self.references | (donated if 0 in self.donated_arguments and self.takes_state else set())
         leaves = [(self.subject.path(path), value) for path, value in went_in.items() if path in judged]
-        if self.donate == "none":
-            return leaves
         numbers = donated_inputs(self.subject, self.nesting, self.donate)
         return leaves + [(self.subject.input_names[number], inputs[number]) for number in numbers]
 
@@ -145,6 +143,11 @@ class Program:
     An output that XLA aliases with an argument has the number of that argument.
     """
 
+    @property
+    def in_refs(self) -> bool:
+        """Whether references are among its arguments: jax lists no outputs of such a program, and exports none."""
+        return any(map(is_in_ref, jax.tree.leaves(self.staged.arguments)))
+
     def leaf(self, path: str, array: Any) -> Leaf:
         """A leaf with its pointers, or its address; empty arrays own no buffer."""
         leaf = read_leaf(path, array)
@@ -175,10 +178,8 @@ def with_copies(program: Program, root: Root, programs: SharedPrograms) -> Progr
 def with_addresses(program: Program) -> Program:
     """The abstract program with its outputs, and what XLA's own aliasing tells of their buffers."""
     compiled, parameters = program.compiled.program, program.traced.arguments
-    # Of the lowered and the compiled program jax cannot list the outputs where references are among the arguments.
     infos, treedef = jax.tree.flatten(program.staged.traced.out_info)
-    in_refs = any(map(is_in_ref, jax.tree.leaves(program.staged.arguments)))
-    shardings = [None] * len(infos) if in_refs else jax.tree.leaves(compiled.output_shardings)
+    shardings = [None] * len(infos) if program.in_refs else jax.tree.leaves(compiled.output_shardings)
     made = [
         abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
         for info, sharding in zip(infos, shardings, strict=True)

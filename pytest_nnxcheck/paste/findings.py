@@ -100,7 +100,7 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "after", "any_deleted()"
         case found.LostBuffer() if call.subject.abstract:
             yield "after", "lost_by_program(*COMPILED[-1][:2])"
-        case found.LostBuffer(cause="replaced"):
+        case found.LostBuffer(cause="reference"):
             yield "before", f"pointer = {value}.unsafe_buffer_pointer()"
             yield "after", f"{value}.unsafe_buffer_pointer() != pointer"
         case found.LostBuffer() | found.ViewedBuffer():

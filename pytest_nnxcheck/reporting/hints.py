@@ -222,9 +222,7 @@ def buffer(finding: Finding) -> str:
             return other_dtype(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
         case outcome.LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
             return hint("grows")
-        case outcome.LostBuffer(cause="replaced"):
-            return hint("reference")
-        case outcome.LostBuffer(cause="sharding" | "not returned" as cause):
+        case outcome.LostBuffer(cause="sharding" | "not returned" | "reference" as cause):
             return hint(cause)
     return ""
 

@@ -214,7 +214,7 @@ def loss(finding: data.LostBuffer) -> str:
             return "sharding changed from {} to {}".format(*finding.shardings)
         case "not returned":
             return "not returned"
-        case "replaced":
+        case "reference":
             return "replaced, and not written: its Variable holds another reference now, or an array"
     if finding.abstract:
         return "no output of the compiled program is aliased with it"

@@ -17,6 +17,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.compat.arrays import is_ref
+from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.raw_access import (
     LIBRARIES,
     Layout,
@@ -98,9 +99,7 @@ def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_reference(value: Any, name: Name, visit: Visit) -> None:
-    # A trace writes no reference, and its places are never put back from a walk inside of it.
-    if not variables.is_tracing():
-        visit.places.keep_value(name, value)
+    visit.keep(name, snapshot.REFERENCE, value)
 
 
 # --- instances -----------------------------------------------------------------------------------------------------------

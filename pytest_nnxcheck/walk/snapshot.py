@@ -45,8 +45,6 @@ class Places:
 
     def __init__(self) -> None:
         self._kept: list[tuple[object, Kind, Any, list[Any]]] = []
-        self._values: list[tuple[object, Any, Any]] = []
-        """References, which keep their identity when they are written, each with a copy of its value."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -55,21 +53,16 @@ class Places:
         """Add a place and what it holds. The text of ``name`` is made only if the place cannot be restored."""
         self._kept.append((name, kind, place, held))
 
-    def keep_value(self, name: object, reference: Any) -> None:
-        """Add a `jax.Ref`, and what it holds."""
-        self._values.append((name, reference, value_of(reference)))
-
     def and_those(self, others: Places) -> Places:
         """These places and others, as one."""
         places = Places()
         places._kept = self._kept + others._kept
-        places._values = self._values + others._values
         return places
 
     def restore(self) -> tuple[str, ...]:
         """Put every place back as it was at the walk. Returns the places that could not be put back, normally none.
 
-        Values are put back by identity: the content of arrays, and of generators' frames, stays as it is. A context variable
+        Values are put back by identity: the content of arrays, and of generators' frames, stays as it is; that of a reference is a value. A context variable
         that was unset cannot be unset again without its token: it is set to `None`.
         """
         failed = []
@@ -78,11 +71,6 @@ class Places:
                 if not same(list(kind.read(place)), held):
                     kind.write(place, held)
             except (TypeError, AttributeError, ValueError, RuntimeError):
-                failed.append(str(name))
-        for name, reference, value in self._values:
-            try:
-                reference[...] = value
-            except (TypeError, ValueError, RuntimeError):
                 failed.append(str(name))
         return tuple(failed)
 
@@ -156,6 +144,14 @@ LIST, DEQUE = Kind(list.__iter__, write_list), Kind(collections.deque.__iter__, 
 SET, DICT, ORDERED = Kind(set.__iter__, write_set), Kind(read_dict, write_dict), Kind(read_ordered, write_ordered)
 OBJECTS = Kind(lambda array: array.flat, write_objects)
 """An array of objects."""
+
+
+def write_reference(reference: Any, held: list[Any]) -> None:
+    reference[...] = held[0]
+
+
+REFERENCE = Kind(lambda reference: [value_of(reference)], write_reference)
+"""A `jax.Ref`: its value is copied, since a write keeps the array inside. So it always counts as changed, and is written whenever it is restored."""
 
 # --- instances and classes -----------------------------------------------------------------------------------------------
 
