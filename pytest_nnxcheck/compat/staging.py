@@ -49,9 +49,9 @@ def captured_values(jaxpr: Any) -> list[Any]:
     return [unwrapped(value) for value in getattr(jaxpr, "consts", ()) or ()]
 
 
-def written_references(eqn: Any) -> list[Any]:
-    """The variables of the references that an equation writes. No public way; tried on jax 0.10 and 0.12."""
-    return [effect.input for effect in eqn.effects if type(effect).__name__ == "WriteEffect"]
+def writes_reference(eqn: Any) -> bool:
+    """Whether an equation writes to a reference. No public way; tried on jax 0.10 and 0.12."""
+    return any(type(effect).__name__ == "WriteEffect" for effect in eqn.effects)
 
 
 def scan_layout(eqn: Any) -> tuple[int, int]:

@@ -282,11 +282,10 @@ def remat_in_scan(closed: Any) -> bool:
 def written_twice(closed: Any) -> str:
     """The line of the first remat that a gradient runs a second time, and with it a write to a reference; empty if there is none.
 
-    Jax 0.10 and 0.12 differentiate that second run. It leaves references of the kind ``no_grad_no_remat`` alone.
+    Jax 0.10 and 0.12 differentiate that second run. It does not write references of the kind ``no_grad_no_remat``.
     """
     again = (eqn for eqn in all_equations(closed) if eqn.primitive.name in REMATS and eqn.params.get("differentiated"))
-    written = (eqn for eqn in again for ref in staging.written_references(eqn) if ref.aval.kind != "no_grad_no_remat")
-    return next((equation_line(eqn) or "a line of flax" for eqn in written), "")
+    return next((equation_line(eqn) or "a library" for eqn in again if staging.writes_reference(eqn)), "")
 
 
 def lowest_precision(closed: Any) -> float:
