@@ -258,6 +258,15 @@ MUTANTS = (
     Mutant("extension.handed_in", Replaces("default=False", "default=invariant.default"), "test_handed_in.py"),
     Mutant("catalogue.forget_own_later.forget", Drops("OWN_INVARIANTS.clear()"), "test_handed_in.py"),
     Mutant("marker._handed_in", Replaces("item.ihook", "item.config.hook"), "test_handed_in.py"),
+    # references
+    Mutant("compile_cache.beside_text", Replaces("written.in_mut if written else ()", "()"), "test_ref_subject.py"),
+    Mutant("snapshot.write_reference", Drops("reference[...] = held[0]"), "test_ref_subject.py"),
+    Mutant("root.Root.donated_arguments", Drops("not holds_references"), "test_ref_subject.py"),
+    Mutant("write_back.write_back", Drops("not getattr(values[path], 'is_ref', False)"), "test_ref_subject.py"),
+    Mutant("comparison.unlike_arrays", Drops("wanted.after.leaves[each.path].value is not UNCHANGED"), "test_ref_invariants.py"),
+    Mutant("staging.writes_reference", Returns("True"), "test_ref_invariants.py"),
+    Mutant("forwarding._put_back", Replaces("cut.get(place.pop(1)) == [*place, eqn.invars[1].aval.shape]", "place.pop(1) in cut"), "test_ref_memory.py"),
+    Mutant("outcomes.not_in_refs", Drops("raised is not None"), "test_ref_mode.py"),
     # reporting
     Mutant("tally.worse", Replaces("_RANK.index(outcome.verdict)", "-_RANK.index(outcome.verdict)"), "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("nesting.Misfit.layer", Replaces("field(default=None, compare=False)", "None"), "test_violations.py test_wild.py"),

@@ -52,9 +52,11 @@ def _owned(value: Any) -> Any:
 
 
 def copied(array: Any) -> Any:
-    """The array in a buffer of its own. All versions."""
+    """The array in a buffer of its own; of a reference another reference. All versions."""
     if isinstance(array, jax.Array) and array.sharding.num_devices == 1 and _copies_by_transfer():
         return jax.device_put(array, may_alias=False)
+    if is_ref(array):
+        return jax.new_ref(value_of(array), kind=array.aval.kind)
     try:
         return jnp.copy(array)
     except ValueError:
@@ -126,10 +128,68 @@ def as_array(leaf: Any) -> Any:
     return jnp.array(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype) if hasattr(leaf, "dtype") else None)
 
 
+# --- references: `jax.Ref`, from jax 0.7 on, tried on jax 0.10.2 and 0.12.0.1. `buffer_of` and `discharged` have no public way.
+
+
 def is_ref(value: Any) -> bool:
-    """True if a value is a mutable array of `jax.new_ref`. Tried on jax 0.10 and 0.12; before 0.7 there are none."""
+    """True if a value is a mutable array of `jax.new_ref`, or a tracer of one. Before jax 0.7 there are none."""
     kind = getattr(jax, "Ref", None)
     return kind is not None and isinstance(value, kind)
+
+
+def is_held_ref(value: Any) -> bool:
+    """True if a value is a reference that holds an array, and no tracer of one."""
+    return is_ref(value) and not isinstance(value, jax.core.Tracer)
+
+
+def is_in_ref(leaf: Any) -> bool:
+    """True if a leaf is a reference, a tracer of one, or its abstract twin."""
+    return is_ref(leaf) or bool(getattr(leaf, "is_ref", False))
+
+
+def buffer_of(value: Any) -> Any:
+    """The array inside a reference, to ask where it lies; anything else as it is.
+
+    A write leaves the same Python object there, so that neither its identity nor what it has cached says anything: nobody may keep it.
+    """
+    return value._refs._buf if is_held_ref(value) else value
+
+
+def value_of(value: Any) -> Any:
+    """The value of a reference now, in an array of its own; of a tracer of one the tracer of its value; anything else as it is."""
+    if is_held_ref(value):
+        with jax.ensure_compile_time_eval():
+            return copied(buffer_of(value))
+    return value[...] if is_ref(value) else value
+
+
+def pointers_of_ref(ref: Any) -> tuple[int, ...]:
+    """Device pointers of the shards of a reference, as they are now; none where it is empty."""
+    buffer = buffer_of(ref)
+    shards = getattr(buffer, "_base_array", buffer)._arrays
+    return tuple(shard.unsafe_buffer_pointer() for shard in shards) if ref.size else ()
+
+
+def discharged(closed: Any, *, last_values: bool = True) -> Any:
+    """A traced program whose references among the arguments are arrays; captured ones stay. Their last values are more outputs, behind the others."""
+    from jax._src.state import discharge
+
+    opened = getattr(closed, "jaxpr", closed)
+    if not any(is_ref_type(var.aval) for var in opened.invars):
+        return closed
+    plain = discharge.discharge_state(closed)
+    inner = getattr(plain, "jaxpr", plain)
+    fewer = (
+        inner
+        if last_values
+        else inner.replace(outvars=inner.outvars[: len(opened.outvars)], debug_info=opened.debug_info)
+    )
+    return fewer if inner is plain else plain.replace(jaxpr=fewer)
+
+
+def is_ref_type(aval: Any) -> bool:
+    """True if a variable of a traced program is a reference."""
+    return type(aval).__name__ == "AbstractRef"
 
 
 def is_array(value: Any) -> bool:

@@ -146,7 +146,7 @@ def canonical(text: str) -> str:
 
 
 def beside_text(lowered: Any) -> Hashable | None:
-    """The differences between programs of the same text: devices, weak types, kinds of keys, constants that are handed in.
+    """The differences between programs of the same text: devices, weak types, kinds of keys, constants that are handed in, captured references.
 
     `None` for a program that calls Python code: the text names a callback by its primitive, from jax 0.6 on without an address. With
     ``jax_use_simplified_jaxpr_constants`` a captured array is an argument of the program, which keeps it alive, so that its id stays its own.
@@ -159,8 +159,10 @@ def beside_text(lowered: Any) -> Hashable | None:
         types = (
             tuple(arguments[name]) for name in ("global_in_avals", "global_out_avals", "in_shardings", "out_shardings")
         )
-        constants = tuple(map(id, getattr(lowered._lowering, "const_args", None) or ()))
-        beside = (*types, arguments.get("device_assignment"), constants)
+        written = arguments.get("mut")
+        captured = [*(getattr(lowered._lowering, "const_args", None) or ()), *(written.in_mut if written else ())]
+        outputs = tuple(written.out_mut) if written else ()
+        beside = (*types, arguments.get("device_assignment"), tuple(map(id, captured)), outputs)
         hash(beside)
     except (AttributeError, KeyError, TypeError):
         return None

@@ -16,12 +16,12 @@ import flax
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.catalogue import MODES, REF
 from pytest_nnxcheck.core.errors import SettingError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-_FLAGS = {"graph": (True, True), "graph_no_updates": (True, False), "tree": (False, False)}
+_FLAGS = {"graph": (True, True), "graph_no_updates": (True, False), "tree": (False, False), REF: (False, False)}
 """``nnx.set_graph_mode`` and ``nnx.set_graph_updates`` of each mode."""
 
 _IN_GRAPH_MODE: dict[str, Any] = {"graph": True} if hasattr(nnx, "set_graph_mode") else {}
@@ -30,9 +30,22 @@ _IN_GRAPH_MODE: dict[str, Any] = {"graph": True} if hasattr(nnx, "set_graph_mode
 def modes() -> tuple[str, ...]:
     """The modes of the installed flax in which all layers can be written. Older flax has one mode, which is ``graph``.
 
-    Flax 0.12.6 has `nnx.set_graph_mode`, but no `nnx.prefix` for a vmap without `nnx.StateAxes`, and 0.12.7 has both. All versions.
+    Flax 0.12.6 has `nnx.set_graph_mode`, but no `nnx.prefix` for a vmap without `nnx.StateAxes`, and 0.12.7 has both. References work from
+    jax 0.10 on. All versions.
     """
-    return MODES if hasattr(nnx, "set_graph_mode") and hasattr(nnx, "prefix") else MODES[:2]
+    if not hasattr(nnx, "set_graph_mode") or not hasattr(nnx, "prefix"):
+        return MODES[:2]
+    return tuple(mode for mode in MODES if mode != REF or jax.__version_info__ >= (0, 10))
+
+
+def takes_refs() -> bool:
+    """True if a model whose Variables are references can be checked: from jax 0.10 and flax 0.12.7 on."""
+    return REF in modes()
+
+
+def with_refs(node: Any, *, ref: bool) -> Any:
+    """A graph node whose Variables are references, or none of them is. From flax 0.12.7 on."""
+    return nnx.with_vars(node, ref=ref, only=lambda _, variable: hasattr(variable, "shape"), allow_duplicates=True)
 
 
 def flax_version() -> str:

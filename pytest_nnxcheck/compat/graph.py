@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.tree_util import DictKey, tree_flatten_with_path
 
+from pytest_nnxcheck.compat.arrays import is_ref
 from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import is_tracer, trace_identity, trace_key, variable_value
@@ -25,9 +26,10 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 def is_graph_node(value: object) -> bool:
     """True if flax treats the value as a node of a graph: a Module, Rngs, Optimizer, or a Variable.
 
-    `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after. All versions.
+    `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after; there it also says True of a
+    reference. All versions.
     """
-    return isinstance(value, nnx.Variable) or bool(nnx.graph.is_graph_node(value))
+    return isinstance(value, nnx.Variable) or (not is_ref(value) and bool(nnx.graph.is_graph_node(value)))
 
 
 def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:

@@ -15,6 +15,7 @@ CALLS = REMATS | {
     "pjit",
     "jit",
     "closed_call",
+    "eval_jaxpr",
     "core_call",
     "custom_jvp_call",
     "custom_vjp_call",
@@ -26,6 +27,11 @@ BARRIER, CONSTRAINT = "optimization_barrier", "sharding_constraint"
 
 COPIES = frozenset({"copy", "copy_p", BARRIER, CONSTRAINT, "name", "stop_gradient"})
 """Primitives that hand their operand on."""
+
+READ_SLICE, UPDATE_SLICE = "dynamic_slice", "dynamic_update_slice"
+
+RESHAPES = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
+"""Give all elements of their first operand in another shape; a broadcast does where it adds axes of length one."""
 
 UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 """Primitives that write a part of their first operand."""

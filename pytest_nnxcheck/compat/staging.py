@@ -53,6 +53,11 @@ def captured_values(jaxpr: Any) -> list[Any]:
     return [unwrapped(value) for value in getattr(jaxpr, "consts", ()) or ()]
 
 
+def writes_reference(eqn: Any) -> bool:
+    """True if an equation writes to a reference. No public way; tried on jax 0.10 and 0.12."""
+    return any(type(effect).__name__ == "WriteEffect" for effect in eqn.effects)
+
+
 def scan_layout(eqn: Any) -> tuple[int, int]:
     """(constants, carries) of a scan equation: `num_consts`, `num_carry` up to jax 0.10, three flat trees from 0.12. All versions."""
     if "num_consts" in eqn.params:

@@ -16,6 +16,7 @@ import jaxlib
 from flax import nnx
 from jax._src import core
 
+from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -34,8 +35,10 @@ _NNX = {
 """Classes of `flax.nnx` and their kinds. Flax 0.12 has no VariableState, flax before has no List and no Pytree, and 0.11 no Dict."""
 
 # By id, since the hash of a class may be the code of its metaclass.
-_KINDS = {id(jax.core.Tracer): "tracer"} | {
-    id(vars(nnx)[name]): kind for name, kind in _NNX.items() if name in vars(nnx)
+_KINDS = {
+    id(jax.core.Tracer): "tracer",
+    **({id(jax.Ref): "reference"} if hasattr(jax, "Ref") else {}),
+    **{id(vars(nnx)[name]): kind for name, kind in _NNX.items() if name in vars(nnx)},
 }
 
 
@@ -45,7 +48,7 @@ def is_variable(value: object) -> bool:
 
 
 def kind_of(cls: type) -> str:
-    """The kind of a class in the walk: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
+    """The kind of a class in the walk: ``tracer``, ``array``, ``reference``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
 
     Looks at the class only: `isinstance` would ask the object for its ``__class__``, which may be the user's code.
     On jax 0.4 concrete arrays are virtual subclasses of `jax.Array`, an abstract class. All versions.
@@ -103,11 +106,19 @@ def is_pinned(variable: Any) -> bool:
 
 
 def set_variable_value(variable: Any, raw: Any) -> None:
-    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. All versions."""
+    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. A reference stays, and takes the value in. All versions."""
     for name in ("_raw_value", "raw_value", "value"):
-        if _read(variable, name, _ABSENT) is not _ABSENT:
-            object.__setattr__(variable, name, raw)
+        if (held := _read(variable, name, _ABSENT)) is not _ABSENT:
+            if is_held_ref(held) and not is_tracer(raw):
+                held[...] = value_of(raw)
+            else:
+                object.__setattr__(variable, name, raw)
             return
+
+
+def variable_of_ref(ref: Any) -> Any:
+    """A Variable that holds this very reference, or its abstract twin: the constructor takes none. From flax 0.12.7 on."""
+    return nnx.Variable.from_metadata(ref, nnx.Variable(0).get_metadata() | {"ref": True})
 
 
 def is_hijax(variable: Any) -> bool:

@@ -12,8 +12,10 @@ from typing import Any, Literal, NamedTuple
 STYLES = ("argument", "functional", "closure", "jax_closure")
 """The ways in which a layer gets the module, plainest first."""
 
-MODES = ("current", "graph", "graph_no_updates", "tree")
-"""The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
+REF = "ref"
+
+MODES = ("current", "graph", "graph_no_updates", "tree", REF)
+"""The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written; ``ref`` is tree mode with the Variables in references."""
 
 Axis = Literal["", "steps", "elements", "calls"]
 Loop = Literal["", "counted", "uncounted"]

@@ -288,6 +288,12 @@ class CallProgram:
     """The number of equations that it runs, each step of a scan counted."""
     operations: int = 0
     """The number of different operations among them."""
+    in_references: bool = False
+    """True if a leaf, or an array that it captures, is a `jax.Ref`: only a run writes it."""
+    scans_references: bool = False
+    """True if a scan takes references step by step."""
+    written_twice: str = ""
+    """The line of a `jax.checkpoint` whose writes to a reference a gradient makes a second time; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class ViewedBuffer(Finding):
     holder: str
 
 
-LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused"]
+LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused", "reference"]
 """The reason why a buffer was lost."""
 
 
@@ -168,8 +168,10 @@ class UpdateDropped(Finding):
     """A leaf of an optimizer whose update went to a copy."""
 
 
-DropCause = Literal["attribute", "broadcast", "copy"]
-"""The cause of a dropped update: it is of a plain attribute, the state was broadcast, or a transform of jax was handed a copy."""
+DropCause = Literal["attribute", "broadcast", "copy", "reference", "replaced"]
+"""The cause of a dropped update: it is of a plain attribute, the state was broadcast, a transform of jax was handed a copy, a transform copied a
+reference or wrote to it twice, or the call put another Variable in the place of one in a reference.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,6 +219,7 @@ class Bound:
 
 PeakCause = Literal[
     "",
+    "scan over references",
     "scan writes back",
     "scan writes back, checkpoint",
     "scan writes back, remat",

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck.compat import flax_modes, frames, refusals, targets
-from pytest_nnxcheck.core.catalogue import JIT, TARGETED
+from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Evidence, Leak, Observation
@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import outcomes, stage
-from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
+from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS, unlike_arrays
 from pytest_nnxcheck.engine.example import Call, Example, with_earlier
 from pytest_nnxcheck.engine.gather import Ran, judged
 from pytest_nnxcheck.engine.memo import Known, evaluated_calls
@@ -65,7 +65,7 @@ def check_call(
     owner: str = "",
 ) -> Checked:
     """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
-    bound = bind(subject, args, kwargs, owner)
+    bound = replace(bind(subject, args, kwargs, owner), in_refs=nesting.mode == REF)
     bound.donated(settings.donate)  # a word that names no argument is an error of the test, whatever its nestings do
     call = Call(bound, nesting, settings, example, publish)
     if (bound.name, bound.code) in example.memo.unrestored:
@@ -118,6 +118,8 @@ def nested(call: Call) -> Checked:
     if isinstance(ran.observation.error, CheckError):
         # The call cannot be checked, as a layer found out: that is no verdict on the nesting.
         raise ran.observation.error
+    if left_out := outcomes.not_in_refs(ran):
+        return left_out
     judgement = judged(ran, call.settings.invariants)
     broken_for_targets = not ran.observation.targets and wants_targets(ran, judgement)
     if judgement.violations and (ran.observation.shared or broken_for_targets):
@@ -347,8 +349,12 @@ def un_nested(call: Call) -> Checked:
         reference = without_jit(call, facts)
         observation = run(call, UNKNOWN)
     if observation.error is not None:
-        return fails_un_nested(call, observation, observation.error)
+        left_out = outcomes.not_in_refs(Ran(call, facts, observation))
+        return left_out or fails_un_nested(call, observation, observation.error)
     judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
+    if facts.program.in_references and reference is None:
+        names = tuple(each.path for each in unlike_arrays(call.subject, facts, observation))
+        judgement += Judgement(notes=(Fact("unlike arrays", names),) if names else ())
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)
     violations = judgement.violations

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck.compat import staging
+from pytest_nnxcheck.compat.arrays import is_in_ref
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.staging import StagedJit
 from pytest_nnxcheck.core.facts import Leaf
@@ -42,6 +43,11 @@ class Program:
 
     An output that XLA aliases with an argument has the number of that argument.
     """
+
+    @property
+    def in_refs(self) -> bool:
+        """True if references are among its arguments: jax lists no outputs of such a program, and exports none."""
+        return any(map(is_in_ref, jax.tree.leaves(self.staged.arguments)))
 
     def leaf(self, path: str, array: Any) -> Leaf:
         """A leaf with its pointers, or its address; empty arrays own no buffer."""
@@ -80,8 +86,8 @@ def measured(
 def with_addresses(program: Program) -> Program:
     """The abstract program with its outputs, and what XLA's own aliasing tells of their buffers."""
     compiled, parameters = program.compiled.program, program.traced.arguments
-    infos, treedef = jax.tree.flatten(program.staged.lowered.out_info)
-    shardings = jax.tree.leaves(compiled.output_shardings)
+    infos, treedef = jax.tree.flatten(program.staged.traced.out_info)
+    shardings = [None] * len(infos) if program.in_refs else jax.tree.leaves(compiled.output_shardings)
     made = [
         abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
         for info, sharding in zip(infos, shardings, strict=True)

@@ -199,6 +199,7 @@ def donation(ran: Ran) -> Donation:
     return Donation(
         moves=observation.moves,
         lost=observation.lost,
+        references=frozenset(map(name, profile.state.references)),
         shared=originals.shared,
         views=originals.views,
         changed=frozenset(map(name, profile.state.changed)),

@@ -125,8 +125,13 @@ class OnTargets:
         said = replace(said, target=str(target), limit=limit, share=share, effort=first)
         donation, constants = Donation.of(program), program.memory.constants
 
-        def lower(jitted: Any = program.staged.jitted, arguments: Any = program.staged.arguments) -> Any:
-            return targets.lowered_for(target, mesh, jitted, arguments, program.traced.donated)
+        traced = program.traced
+        own: tuple[Any, Any] = program.staged.jitted, program.staged.arguments
+        if program.in_refs:
+            own = staging.jitted_jaxpr(traced.jaxpr, traced.donated, keep_unused=True), traced.arguments
+
+        def lower(jitted: Any = own[0], arguments: Any = own[1]) -> Any:
+            return targets.lowered_for(target, mesh, jitted, arguments, traced.donated)
 
         def compiled(lowered: Any, effort: str) -> OnTarget:
             try:

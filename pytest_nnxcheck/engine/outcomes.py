@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.compat import refusals
+from pytest_nnxcheck.compat import flax_modes, refusals
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -20,6 +20,7 @@ from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
 
@@ -170,6 +171,28 @@ def left_out(call: Call, misfit: Misfit) -> Checked:
     return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
 
 
+def not_in_refs(ran: Ran) -> Checked | None:
+    """The outcome of a nesting that raises with the state in references, where it takes the same state without them, or flax refuses that; `None` for any other.
+
+    In the mode that puts them there nothing is checked if a jit alone raises. What a state that the user put into references raises without a
+    layer, or under one jit, is the user's own; but the `nnx.jit` of graph mode takes no abstract reference (flax 0.12.12).
+    """
+    call, observation, error = ran.call, ran.observation, ran.observation.error
+    subject, nesting = call.subject, call.nesting
+    bare = all(layer.row.compiles for layer in nesting.layers)
+    ours = subject.in_refs or (ran.profile.program.in_references and (subject.abstract or not bare))
+    if not ours or error is None or observation.leaks or isinstance(error, Unfit):
+        return None
+    plain = replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False)
+    with subject.undone(subject.state):
+        raised = observe(plain, ran.profile, nesting, "none").error
+    if raised is not None and not (nesting.captures and refusals.is_refusal(raised)):
+        return None
+    if subject.in_refs and bare:
+        return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
+    return left_out(call, Misfit("in references", other=first_line(error)))
+
+
 def not_judged(call: Call, error: CheckError) -> Checked:
     """A nesting that holds, but that an invariant of the user's own could not judge.
 
@@ -248,5 +271,7 @@ def facts_of(call: Call) -> CallFacts:
         notes.append(Fact("many equations", of=subject.name, count=profile.program.equations))
     if (pairs := profile.state.in_one_array) and settings.asserts_donation:
         notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
+    if profile.program.written_twice:
+        notes.append(Fact("written twice", (profile.program.written_twice,)))
     added = tuple(map(subject.path, profile.state.added))
     return CallFacts((*notes,), added, () if un_nested is None else (un_nested,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes
+from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.run import run
@@ -109,7 +110,7 @@ class Start:
 
     def of(self, subject: Subject) -> tuple[Any, tuple[Any, ...]]:
         """A copy of the state, and the inputs."""
-        state, inputs = subject.fresh(), tuple(map(copy_leaf, subject.inputs))
+        state, inputs = replace(subject, in_refs=False).fresh(), tuple(map(copy_leaf, subject.inputs))
         if not self.nudged:
             return state, inputs
         graphdef, leaves = flax_modes.split(state)
@@ -120,6 +121,8 @@ class Start:
 
         Any other order of the same operations may change the results that this changes.
         """
+        if is_held_ref(leaf):
+            leaf[...] = self.nudge(value_of(leaf))
         if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)):
             return leaf
         steps = np.random.default_rng((leaf.size, self.direction // 2)).choice([-1.0, 1.0], leaf.shape)

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.compat.arrays import as_array
+from pytest_nnxcheck.compat.arrays import as_array, is_ref
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.staging import StagedJit, quick_compiles, whole_stacks
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
@@ -27,6 +27,7 @@ from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
 from pytest_nnxcheck.transforms.layer import LENGTH
 from pytest_nnxcheck.transforms.root import Root
+from pytest_nnxcheck.values.differences import alike
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
@@ -155,7 +156,10 @@ def with_arrays(
     """
     came_out = dict(graph.raw_leaves(seen.state))
     if not seen.abstract:
-        seen = replace(seen, still=unmoved(root.profile, went_in, came_out))
+        originals = dict(graph.raw_leaves(root.subject.state))
+        written = root.profile.state.references & root.profile.state.changed & came_out.keys()
+        kept = (path for path in written if alike(came_out[path], originals[path]))
+        seen = replace(seen, still=(*unmoved(root.profile, went_in, came_out), *kept))
     if not seen.nesting.layers:
         return replace(seen, inside=donated_inside(root.subject, went_in, inputs, came_out, seen.returned))
     if program is None:
@@ -167,7 +171,8 @@ def with_arrays(
     # A Variable may hold a tree, and a module plain values: what came back in those took a buffer as well.
     attributes = [value for _, value in graph.attributes(seen.state)]
     arrays = jax.tree.leaves([*came_out.values(), seen.returned, *attributes])
-    returned = [program.leaf("", array) for array in arrays if isinstance(array, jax.Array | jax.ShapeDtypeStruct)]
+    with_buffer = (each for each in arrays if isinstance(each, jax.Array | jax.ShapeDtypeStruct) or is_ref(each))
+    returned = [program.leaf("", array) for array in with_buffer]
     reused = frozenset(pointer for leaf in returned for pointer in leaf.pointers)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given)
     return replace(seen, moves=moves, lost=lost_leaves(moves, reused))

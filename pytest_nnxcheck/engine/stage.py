@@ -16,6 +16,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, staging
+from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
@@ -83,6 +84,7 @@ def stage(
         after = None
         with contextlib.suppress(TypeError, ValueError):  # flax has no place for what the call put there
             graph, after = (None, None) if leaks else flax_modes.split(module)
+            after = jax.tree.map(value_of, after)  # no program returns a reference
             # An attribute that a run would have given an array has a tracer of ours now.
             ended.append((graph, holds_beside(module, jax.tree.leaves(after), guards.earlier)))
         return output if axes else un_nest(nesting, output), after
@@ -159,6 +161,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or facts.program.calls_back
         or facts.program.inner_donations
         # The runtime decides about moves between devices.
+        or facts.program.in_references
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
         # Options such as `jax_debug_nans` look at values.
@@ -211,7 +214,8 @@ def observe(
 
 def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Path, Any]) -> tuple[Path, ...]:
     """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
-    same = (path for path in profile.state.changed if path in went_in and went_in[path] is came_out.get(path))
+    arrays = {path: value for path, value in went_in.items() if not is_held_ref(value)}
+    same = (path for path in profile.state.changed if path in arrays and arrays[path] is came_out.get(path))
     return tuple(sorted(same, key=str))
 
 

@@ -53,6 +53,8 @@ class Donation:
     """The call's own arrays."""
     promoted: dict[str, str] = field(default_factory=dict)
     """The lines at which a leaf got another dtype, by its path."""
+    references: frozenset[str] = frozenset()
+    """The leaves that are written in place: each is a `jax.Ref`."""
     inside: InnerDonation = field(default_factory=InnerDonation)
     """The arrays that the jits inside the un-nested call donated."""
     renewed: frozenset[str] = frozenset()

@@ -82,7 +82,7 @@ def lost_buffer(before: Leaf, after: Leaf | None, case: Case) -> LostBuffer:
     return LostBuffer(
         before.path,
         type=before.type,
-        cause=cause(before, after, case.nesting),
+        cause="reference" if before.path in case.donation.references else cause(before, after, case.nesting),
         new=as_called(after, before, case.nesting),
         output=before.path != after.path,
         shardings=(written(before.sharding), written(after.sharding)),

@@ -72,6 +72,8 @@ def cause(program: Program, nesting: Nesting) -> PeakCause:
     returned as well, a branch that a vmap maps.
     """
     copies, least = program.copies, least_copy(program.state)
+    if program.of_call.scans_references and copies.handed_back >= least:
+        return "scan over references"
     if program.of_call.writes_back and copies.handed_back >= least:
         if not program.of_call.remat_in_scan:
             return "scan writes back"

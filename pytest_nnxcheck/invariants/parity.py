@@ -26,8 +26,8 @@ def cause(first: ValueDiffers, nesting: Nesting) -> DropCause | Literal[""]:
 
     Transforms carry no attribute out. A layer that broadcasts the state drops its updates. A transform inside the call changed a copy.
     """
-    if not nesting.layers:
-        return "copy"
+    if first.cause or not nesting.layers:
+        return first.cause or "copy"
     if first.of == "attribute" and first.label in ("dropped", "attribute"):
         return "attribute"
     broadcasts = any(layer.transform in BROADCASTING for layer in nesting.layers)

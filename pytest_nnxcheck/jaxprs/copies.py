@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.compat.arrays import nbytes
+from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
 from pytest_nnxcheck.core.peak import Copies, Split, least_copy
 from pytest_nnxcheck.jaxprs.forwarding import forwarded, handed_bytes, returned_twice
 
@@ -21,7 +21,7 @@ class TracedProgram:
     """A program as it was traced."""
 
     jaxpr: Any
-    """The closed jaxpr."""
+    """The closed jaxpr, with arrays in the place of references: each is an argument that is donated, and one more output."""
     arguments: list[Any]
     """The flat arguments that it was traced for."""
     donated: tuple[int, ...]
@@ -34,8 +34,15 @@ class TracedProgram:
     @classmethod
     def of(cls, staged: Any, leaves: int) -> TracedProgram:
         """The program of a result of `staging.staged_jit`."""
-        donated = tuple(number for number, is_donated in enumerate(staged.donated) if is_donated)
-        return cls(staged.traced.jaxpr, jax.tree.leaves(staged.arguments), donated, leaves)
+        references = {
+            n for n, var in enumerate(staging.open_jaxpr(staged.traced.jaxpr).invars) if is_ref_type(var.aval)
+        }
+        donated = references | {number for number, is_donated in enumerate(staged.donated) if is_donated}
+        arguments = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) if number in references else leaf
+            for number, leaf in enumerate(jax.tree.leaves(staged.arguments))
+        ]
+        return cls(discharged(staged.traced.jaxpr), arguments, tuple(sorted(donated)), leaves)
 
     @property
     def hoisted(self) -> bool:

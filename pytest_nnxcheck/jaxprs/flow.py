@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
+from pytest_nnxcheck.compat.variables import equation_line
 
 # --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
 
@@ -267,6 +268,15 @@ def remat_in_scan(closed: Any) -> bool:
     """True if the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
     bodies = (all_equations(scan.params["jaxpr"]) for scan in scans(closed))
     return any(eqn.primitive.name in REMATS for body in bodies for eqn in body)
+
+
+def written_twice(closed: Any) -> str:
+    """The line of the first remat that a gradient runs a second time, and with it a write to a reference; empty if there is none.
+
+    Jax 0.10 and 0.12 differentiate that second run. It does not write references of the kind ``no_grad_no_remat``.
+    """
+    again = (eqn for eqn in all_equations(closed) if eqn.primitive.name in REMATS and eqn.params.get("differentiated"))
+    return next((equation_line(eqn) or "a library" for eqn in again if staging.writes_reference(eqn)), "")
 
 
 def lowest_precision(closed: Any) -> float:

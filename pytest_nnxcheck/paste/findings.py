@@ -88,6 +88,9 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "first", f"pointers({value}) & pointers({call.value(other)})"
         case found.Orphaned() if value:
             yield "after", f"{value}.is_deleted()"
+        case found.LostBuffer(cause="reference", abstract=False) if value:
+            yield "before", f"pointer = {value}.unsafe_buffer_pointer()"
+            yield "after", f"{value}.unsafe_buffer_pointer() != pointer"
         case found.ViewedBuffer() | found.LostBuffer(cause="sharding", abstract=False) if value:
             yield "before", f"donated = pointers({value})"
             yield "after", "donated - pointers(state, output)"
@@ -97,8 +100,12 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
         case found.ValueDiffers(size=size):
             wanted = f"wanted = ({meaning_text(call.nesting)})(eager, *inputs)"
-            yield "before", "call, eager = program, nnx.clone(state)"
-            yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
+            if call.profile.state.references:
+                value = f"{value}[...]" if value else ""
+                yield "before", "call, eager = program, nnx.with_vars(state, ref=False, allow_duplicates=True)"
+            else:
+                yield "before", "call, eager = program, nnx.clone(state)"
+                yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
             yield "before", wanted if call.nesting.layers else f"with jax.disable_jit():\n        {wanted}"
             if value:
                 yield "before", f"wanted = {call.value(finding.path, 'eager')}"

@@ -17,7 +17,7 @@ from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import Looks
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.subject.profile import UNKNOWN
-from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
+from pytest_nnxcheck.transforms.compose import donated_inputs, home, layer_name, output_shapes
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 
@@ -62,7 +62,9 @@ def apart(call: Call) -> str:
 def ready(call: Call, looks: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     layers, abstract = call.nesting.layers, call.subject.abstract
-    if not abstract and looks.own_arrays and call.root.style is not None:
+    if call.subject.in_refs:
+        yield "state = nnx.with_vars(state, ref=True, allow_duplicates=True)"
+    elif not abstract and looks.own_arrays and call.root.style is not None and not call.profile.state.references:
         yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
     if not abstract and (not call.whole or donated_inputs(call.subject, call.nesting, call.settings.donate)):
         yield "inputs = [*map(jnp.array, inputs)]"
@@ -94,7 +96,7 @@ def layer_text(call: Call, index: int, inner: str, looks: Looks, copied: Slice) 
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
         made = f"{copied.take_function(inspect.unwrap(own.function))}({inner})"
         return f"lambda state, *inputs: {made}(state, *inputs)"  # made anew for each trace
-    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    name = layer_name(layer, in_refs=bool(call.profile.state.references))
     copied.take(home(name), [name])
     words, plan = read_of_plan(name), plan_of(call, index, looks)
     given = ", ".join(f"{word}={getattr(plan, word)}" for word in words)
@@ -113,7 +115,7 @@ def plan_of(call: Call, index: int, looks: Looks) -> SimpleNamespace:
     """The fields of a layer's `Plan`, each as text."""
     profile, inner = call.profile, call.nesting.layers[index + 1 :]
     return SimpleNamespace(
-        changed=among(profile.state.changed),
+        changed=among(profile.state.changed - profile.state.references),
         written=among(profile.state.written),
         subject="call",
         element=f"lambda leaf: leaf[{(0,) * sum(bool(layer.row.axis) for layer in inner)!r}]",

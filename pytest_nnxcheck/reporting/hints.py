@@ -82,6 +82,8 @@ TABLE = {
     "constant of the call": "make with jnp what NumPy makes in the call, or keep it in an nnx.Variable of the module: as a constant it is part of"
     " every program that is compiled",
     "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
+    "scan over references": "read them by their index in the loop, reference[i]: jax.lax.scan over references copies them all, since it takes"
+    " out the slice of each step and puts it back",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
     " never come out",
     "mapped branch": "call every branch and choose among what they return, jnp.stack([f(x) for f in branches])[index]: where vmap maps the index it runs all"
@@ -95,6 +97,11 @@ TABLE = {
     "viewed": "copy the view: np.array(view), or drop it before the step",
     "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",
     "other kind": "make it {dtype} where it is made first: {old} does not hold what is stored there",
+    "reference": "write into the reference that is there, variable[...] = value, and hand nnx.update no arrays for it: in place it keeps its buffer",
+    "reference lost": "write the transform with graph=False or graph_updates=False, or that of jax: nnx.remat, nnx.cond and nnx.vmap of flax's graph"
+    " mode write to copies of the references",
+    "reference twice": "read and write the reference outside of what jax.checkpoint makes again, or make it with jax.new_ref(value,"
+    " kind='no_grad_no_remat'): a gradient runs the write a second time, and differentiates that run",
     "grows": "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size",
     "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
     "not returned": "return the new value of every donated array; what has none, a batch say, is not for `donate`",
@@ -129,7 +136,7 @@ def hint(cause: str, **filled: object) -> str:
 NNX_CONTAINERS = ("nnx.List", "nnx.Dict")
 PLAIN = ("attribute", "list", "dict", "tuple", "set", "deque", "array", *NNX_CONTAINERS)
 IN_FUNCTIONS = ("closure", "default argument")
-WITH_OWN_HINT = ("cached property", "metadata", "generator", "input")
+WITH_OWN_HINT = ("cached property", "metadata", "generator", "input", "reference")
 OUTLIVING = ("cached property", "generator", "cache", "global", "class attribute", *IN_FUNCTIONS, "context variable")
 
 
@@ -215,7 +222,7 @@ def buffer(finding: Finding) -> str:
             return other_dtype(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
         case outcome.LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
             return hint("grows")
-        case outcome.LostBuffer(cause="sharding" | "not returned" as cause):
+        case outcome.LostBuffer(cause="sharding" | "not returned" | "reference" as cause):
             return hint(cause)
     return ""
 
@@ -257,6 +264,10 @@ def value(finding: ValueDiffers) -> str:
             return hint("flag dropped" if finding.type == "bool" else "attribute dropped", path=finding.path)
         case "broadcast":
             return f"a layer that broadcasts the state (None) drops its updates, {hint('broadcast', kind=finding.variable)}"
+        case "replaced":
+            return hint("reference")
+        case "reference":
+            return hint("reference lost" if finding.label == "dropped" else "reference twice")
         case "copy":
             return hint("jax transform")
     return ""

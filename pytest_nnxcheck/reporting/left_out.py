@@ -28,6 +28,8 @@ MISFITS: dict[MisfitKind, str] = {
     " by now: hand the module to the jitted function as an argument",
     "no nnx.shard_map": "flax {of} has no nnx.shard_map",
     "no rule": "jax {of} cannot do this: {other}",
+    "reference carried": "{carries}, and jax takes no reference in a carry, such as {of}",
+    "in references": "not supported in references: {other}",
     "branch in a loop": "jax {of} cannot differentiate a branch in a loop for this call",
 }
 """The reasons; code fills in the braces. Where a layer cannot take the call, it is the subject of the sentence."""

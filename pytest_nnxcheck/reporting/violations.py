@@ -211,6 +211,8 @@ def loss(finding: data.LostBuffer) -> str:
             return "sharding changed from {} to {}".format(*finding.shardings)
         case "not returned":
             return "not returned"
+        case "reference":
+            return "replaced, and not written: its Variable holds another reference now, or an array"
     if finding.abstract:
         return "no output of the compiled program is aliased with it"
     before, *after = finding.pointers
@@ -233,6 +235,9 @@ def differs(first: data.ValueDiffers) -> str:
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
             return f"{first.path}: {difference(first)}"
+        case "dropped" | "differs" if first.cause == "reference":
+            what = "the write was lost" if first.label == "dropped" else "a write was made twice, or lost"
+            return f"{first.path}, a reference, is not what the same call leaves in arrays: {what}"
         case "dropped" if first.cause == "copy":
             return f"{first.path} kept its old value: a transform inside the call updated a copy of it"
         case "dropped":

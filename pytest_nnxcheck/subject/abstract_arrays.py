@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
+from pytest_nnxcheck.compat import flax_modes, variables
 from pytest_nnxcheck.compat import sharding as meshes
-from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref
 from pytest_nnxcheck.core.errors import CheckError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-def abstract_leaf(leaf: Any, placed: jax.sharding.Sharding | None = None) -> Any:
+def abstract_leaf(leaf: Any, placed: jax.sharding.Sharding | None = None, *, in_ref: bool = False) -> Any:
     """The abstract twin of an array, an object of its own; anything else as it is.
 
-    Its sharding is kept where it has several devices; without one it lies as ``placed`` says. Raises `CheckError`.
+    Its sharding is kept where it has several devices; without one it lies as ``placed`` says. A reference, and one ``in_ref``, has the twin of
+    a reference. Raises `CheckError`.
     """
     if isinstance(leaf, np.ndarray | np.generic):
         return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=placed)
-    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and not is_held_ref(leaf):
         return leaf
     sharding = on_devices(leaf.sharding)
     several = sharding is not None and sharding.num_devices > 1
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if several else placed)
+    reference = {"is_ref": True} if in_ref or is_in_ref(leaf) else {}
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if several else placed, **reference)
 
 
 def abstract_inputs(inputs: Any) -> tuple[Any, ...]:
@@ -47,7 +51,11 @@ def abstract_state(state: Any) -> Any:
 
 
 def abstract_variable(leaf: Any) -> Any:
-    return jax.tree.map(abstract_leaf, leaf) if variables.is_variable(leaf) else leaf
+    """The abstract twin of a Variable. `nnx.eval_shape` drops that its array is a reference, and keeps the metadata that say so."""
+    if not variables.is_variable(leaf):
+        return leaf
+    in_ref = flax_modes.takes_refs() and variables.variable_metadata(leaf).get("ref") is True
+    return jax.tree.map(functools.partial(abstract_leaf, in_ref=in_ref), leaf)
 
 
 def on_devices(sharding: Any) -> Any:

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.arrays import is_array, is_ref
-from pytest_nnxcheck.compat.variables import is_hijax, variable_value
+from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.compat.arrays import is_array, is_in_ref
+from pytest_nnxcheck.compat.variables import is_hijax, variable_of_ref, variable_value
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.subject import plain_objects
@@ -76,15 +76,17 @@ class Parts:
 
     def file(self, label: str, leaf: Any) -> None:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
-        if is_ref(leaf):
-            raise CheckError(ref_refused(label))
+        if bare := is_in_ref(leaf):
+            if not flax_modes.takes_refs():
+                raise CheckError(ref_refused(label))
+            leaf = variable_of_ref(leaf)
         if graph.is_graph_node(leaf):
             variables = graph.variables(leaf)
             refuse_hijax(label, variables)
             self.values += [variable_value(variable) for _, variable in variables]
             name = node_name(self.nodes, label, leaf)
             self.labels.setdefault(name, label)
-            self.sources.append(Source(node=name))
+            self.sources.append(Source(node=name, is_ref=bare))
         elif is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
             self.sources.append(Source(input=len(self.inputs)))
             self.inputs.append(leaf)
@@ -192,7 +194,8 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
             return source
         if source.input is not None:
             return inputs[source.input]
-        return state if single else getattr(state, str(source.node))
+        node = state if single else getattr(state, str(source.node))
+        return variable_value(node) if source.is_ref else node
 
     def program_of(function: Callable[..., Any], tree: OutputTree) -> Callable[..., tuple[Any, ...]]:
         def program(state: Any, *inputs: Any) -> tuple[Any, ...]:

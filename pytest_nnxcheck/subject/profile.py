@@ -6,17 +6,17 @@ Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
-from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
-from pytest_nnxcheck.compat.variables import equation_line, variable_metadata
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, is_in_ref, nbytes, value_of
+from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
 from pytest_nnxcheck.core.facts import CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.jaxprs.call_program import call_program
+from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
 from pytest_nnxcheck.subject.staging import Key, numbered, on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.training import Training, training
@@ -86,6 +86,8 @@ class StateUse:
     """The numbers of the leaves that it neither reads nor writes: it hands them on as they are, and nothing else needs them."""
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     """Pairs of leaves that it hands back as one value: without a jit both hold one and the same array then."""
+    references: frozenset[Path] = frozenset()
+    """The leaves that are a `jax.Ref` in a copy of the state: written in place, and never donated, which jax refuses."""
     restored: frozenset[Path] = frozenset()
     """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
 
@@ -146,7 +148,7 @@ class Evaluation:
     """One abstract evaluation of the un-nested call."""
 
     jaxpr: Any
-    """A function of the leaves ``before`` and the inputs, whose results are ``out`` and the leaves ``after``."""
+    """A function of the leaves ``before`` and the inputs, whose results are ``out`` and the leaves ``after``; of references it takes the arrays."""
     out: tuple[jax.ShapeDtypeStruct, ...]
     before: dict[Key, Any]
     after: dict[Key, Any]
@@ -162,10 +164,10 @@ class Evaluation:
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    subject = subject.for_run()
+    in_refs, subject = subject.in_refs, replace(subject.for_run(), in_refs=False)
     evaluation = evaluated(subject)
     before, inputs = evaluation.before, subject.inputs
-    state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
+    state, input_bytes = state_of(evaluation, in_refs=in_refs), sum(map(nbytes, inputs))
     return Profile(
         output_of(subject, evaluation),
         state,
@@ -188,15 +190,16 @@ def evaluated(subject: Subject) -> Evaluation:
         structures.append(Structure.of(module))
         state = flax_modes.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
-        return out, state
+        return out, jax.tree.map(value_of, state)  # no program returns a reference
 
     function, (leaves, *inputs) = on_arrays(call, subject)
-    closed, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
+    traced, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     before, after = dict(numbered(leaves)), dict(numbered(new_leaves))
     number_of = {key: number for number, key in enumerate(before)}
+    closed = in_arrays(traced)
     jaxpr = staging.open_jaxpr(closed)
     sources = flow.sources(jaxpr)
     results = {number_of[key]: result for result, key in enumerate(after, len(out)) if key in before}
@@ -210,7 +213,7 @@ def evaluated(subject: Subject) -> Evaluation:
         origins=flow.origins(jaxpr)[: len(out)],
         structures=(structures[0], structures[1]),
         poisoned=any(poisoned),
-        program=call_program(closed, rewritten, walk(subject.roots(subject.state)).arrays),
+        program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
     )
 
 
@@ -231,8 +234,8 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
     )
 
 
-def state_of(evaluation: Evaluation) -> StateUse:
-    """The effect of the call on its state."""
+def state_of(evaluation: Evaluation, *, in_refs: bool) -> StateUse:
+    """The effect of the call on its state; ``in_refs``, where the copies of it have their arrays in references."""
     jaxpr, before, after = evaluation.jaxpr, evaluation.before, evaluation.after
     outputs, (old, new) = len(evaluation.out), evaluation.structures
     came_from = dict(zip(after, evaluation.sources[outputs:], strict=True))
@@ -254,6 +257,7 @@ def state_of(evaluation: Evaluation) -> StateUse:
         restructured=old.statics != new.statics,
         unused=unused(jaxpr, outputs, before, after, moved),
         in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[outputs:]),
+        references=references(old.variables, in_refs=in_refs),
     )
 
 
@@ -286,6 +290,14 @@ def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple
     first: dict[int, Path] = {}
     pairs = ((first.setdefault(id(var), path), path) for path, var in zip(paths, variables, strict=True))
     return tuple((one, other) for one, other in pairs if one != other)
+
+
+def references(found: Mapping[Path, Any], *, in_refs: bool) -> frozenset[Path]:
+    """The paths of the Variables that are references, or become such ``in_refs``, as all that hold one array do."""
+    values = {path: variable_value(variable) for path, variable in found.items()}
+    return frozenset(
+        path for path, value in values.items() if is_in_ref(value) or (in_refs and hasattr(value, "shape"))
+    )
 
 
 def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,8 @@ class Source:
 
     node: str | None = None
     input: int | None = None
+    is_ref: bool = False
+    """True if it is a bare reference, which a Variable of our own holds among the nodes."""
 
 
 @dataclass(slots=True)
@@ -99,20 +102,23 @@ class Subject:
     """A key of the code and the static values of this call, to tell them from another's."""
     plain: bool = False
     """True if jax alone takes the arguments apart."""
+    in_refs: bool = False
+    """True if the Variables of its copies are references."""
     partial: bool = False
     """True if some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
 
     def split(self) -> tuple[Any, Any]:
-        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref`."""
+        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref` outside a Variable, on old versions for any."""
         try:
             graphdef, leaves = flax_modes.split(self.state)
         except (TypeError, ValueError) as error:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
-        refs = (self.path(path) for path, leaf in graph.flat_state(leaves) if is_ref(leaf))
-        if first := next(refs, ""):
-            raise CheckError(ref_refused(first))
+        refs = [path for path, leaf in graph.flat_state(leaves) if is_ref(leaf)]
+        taken = dict(graph.variables(self.state)) if refs and flax_modes.takes_refs() else {}
+        if refused := [path for path in refs if path not in taken]:
+            raise CheckError(ref_refused(self.path(refused[0])))
         return graphdef, leaves
 
     def for_run(self, function: Callable[..., Any] | None = None) -> Subject:
@@ -127,8 +133,9 @@ class Subject:
 
     def fresh(self) -> Any:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
-        graphdef, leaves = flax_modes.split(self.state)
-        return nnx.merge(graphdef, abstract_state(leaves) if self.abstract else jax.tree.map(copy_leaf, leaves))
+        copy = abstract_state if self.abstract else functools.partial(jax.tree.map, copy_leaf)
+        graphdef, leaves = flax_modes.split(flax_modes.with_refs(self.state, ref=True) if self.in_refs else self.state)
+        return nnx.merge(graphdef, copy(leaves))
 
     def donated(self, donate: str) -> tuple[int, ...]:
         """The numbers of the inputs that are donated. Raises `CheckError` for the name of no argument that holds arrays."""
@@ -186,8 +193,9 @@ class Subject:
 
 
 def ref_refused(path: str) -> str:
-    """Why a mutable array of jax cannot be checked: it cannot be copied for each nesting, nor returned by a program."""
-    return f"{path} is a mutable array of jax (jax.Ref), which is not supported: keep the array in an nnx.Variable without ref=True"
+    """Why a mutable array of jax cannot be checked: outside a Variable, or before jax 0.10 and flax 0.12.7."""
+    without = "with" if flax_modes.takes_refs() else "without"
+    return f"{path} is a mutable array of jax (jax.Ref), which is not supported: keep the array in an nnx.Variable {without} ref=True"
 
 
 def spell(root: str, path: Path) -> str:
@@ -270,7 +278,8 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
             return holder.node
 
         return tuple(values), rebuild
-    if is_array(leaf) or isinstance(leaf, NUMBERS):
+    # A reference too: jax says in its own words that no program returns one.
+    if is_array(leaf) or is_ref(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
     # Where no transform has to hand it out, the walk looks at its content as at that of a module.
     if variables.is_tracing() and walk([("", leaf)]).tracers:
@@ -279,6 +288,6 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
 
 
 def copy_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
+    if isinstance(leaf, jax.Array) or is_ref(leaf):
         return copied(leaf)
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf

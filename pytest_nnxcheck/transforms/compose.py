@@ -116,7 +116,8 @@ def compose(
     inner: tuple[Layer, ...] = ()
     for index, layer in reversed(list(enumerate(nesting.layers))):
         plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit, length)
-        program = guards.around(layer, layer_function(layer)(program, plan))
+        function = layer_function(layer, in_refs=bool(profile.state.references))
+        program = guards.around(layer, function(program, plan))
         inner = (layer, *inner)
     return program
 
@@ -139,12 +140,19 @@ def maps_written(nesting: Nesting) -> bool:
     return MAPPING in nesting.layers
 
 
-def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:
+def layer_function(layer: Layer, *, in_refs: bool = False) -> Callable[[Program, Plan], Program]:
+    """The function of a layer, as `layer_name` names those of ours."""
     if (registered := REGISTERED.get((layer.transform, layer.style))) is not None:
         return made_by(layer.transform, registered)
-    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    name = layer_name(layer, in_refs=in_refs)
     function: Callable[[Program, Plan], Program] = getattr(home(name), name)
     return function
+
+
+def layer_name(layer: Layer, *, in_refs: bool) -> str:
+    """The name of the function of a layer; ``in_refs``, of the one that maps references as well, where there is one."""
+    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    return f"{name}_in_refs" if in_refs and any(hasattr(room, f"{name}_in_refs") for room in ROOMS) else name
 
 
 def home(name: str) -> ModuleType:
@@ -169,7 +177,9 @@ def make_plan(
     axes = sum(bool(layer.row.axis) for layer in inner)
     shapes = output_shapes(inner, profile, subject.inputs, length)
     return Plan(
-        changed=lambda path, _: tuple(path) in profile.state.changed,
+        changed=lambda path, value: (
+            tuple(path) in profile.state.changed and not arrays.is_in_ref(variables.variable_value(value))
+        ),
         written=lambda path, _: tuple(path) in profile.state.written,
         subject=subject.program,
         element=lambda leaf: leaf[(0,) * axes],

@@ -35,6 +35,8 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
     relabelled = (leaf for leaf in state.relabelled if layer.style == "argument" or leaf[0] in state.changed)
     if carries and (leaf := next(relabelled, None)):
         return of_leaf("relabelled", *leaf)
+    if layer.style == "argument" and layer.row.loop and state.references:
+        return of_leaf("reference carried", min(state.references, key=str))
     if layer.style == "argument" and layer.row.fixes_state and state.added:
         return of_leaf("added", state.added[0])
     if layer.style == "argument" and layer.row.loop and state.removed:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.compat import sharding
-from pytest_nnxcheck.transforms.layer import Plan, Program, first, functional, stack
+from pytest_nnxcheck.transforms.layer import Plan, Program, first, functional, rebuild, stack
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -36,6 +37,58 @@ def vmap_functional(f: Program, plan: Plan) -> Program:
         changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(
             stack(changed, plan.length), rest, *inputs
         )
+        nnx.update(state, first(changed))
+        return out
+
+    return layer
+
+
+def stack_refs(tree: Any, length: int) -> Any:
+    """A leading axis on every leaf; of a reference a new one."""
+
+    def stacked(leaf: Any) -> Any:
+        rows = jnp.stack([leaf[...]] * length)
+        return jax.new_ref(rows) if isinstance(leaf, jax.Ref) else rows
+
+    return jax.tree.map(stacked, tree)
+
+
+def first_in_refs(tree: Any, before: Any) -> Any:
+    """Element 0 of the leading axis of every leaf, written into the reference that the leaf was ``before``."""
+
+    def written(leaf: Any, held: Any) -> Any:
+        if not isinstance(held, jax.Ref):
+            return leaf[0]
+        held[...] = leaf[...][0]
+        return held
+
+    return jax.tree.map(written, tree, before)
+
+
+def vmap_argument_in_refs(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        before = rebuild(nnx.state(state, plan.written))
+        nnx.update(state, stack_refs(before, plan.length))
+        out = nnx.vmap(f, in_axes=(axes(state, plan), *(0 for _ in inputs)))(state, *inputs)
+        nnx.update(state, first_in_refs(nnx.state(state, plan.written), before))
+        return out
+
+    return layer
+
+
+def vmap_functional_in_refs(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        graphdef, *states = nnx.split(state, plan.written, ...)
+        before, rest = states
+        written = stack_refs(before, plan.length)
+
+        def pure(written: Any, rest: Any, *inputs: Any) -> Any:
+            module = nnx.merge(graphdef, written, rest)
+            out = f(module, *inputs)
+            return nnx.state(module, plan.changed), out
+
+        changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(written, rest, *inputs)
+        first_in_refs(written, before)
         nnx.update(state, first(changed))
         return out
 

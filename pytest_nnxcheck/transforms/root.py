@@ -55,7 +55,8 @@ class Root:
     def donated_arguments(self) -> tuple[int, ...]:
         """The numbers of the arguments that it donates. A functional one donates the leaves that the call changes, which are its first argument."""
         first = self.state_arguments
-        state = (0,) if first and self.donate != "none" else ()
+        holds_references = self.style == "argument" and self.profile.state.references
+        state = (0,) if first and self.donate != "none" and not holds_references else ()
         return (*state, *(first + number for number in donated_inputs(self.subject, self.nesting, self.donate)))
 
     def jit(self, run: Callable[[StagedJit], Any]) -> Callable[..., Any]:
@@ -82,13 +83,13 @@ class Root:
         return state, tuple(map(abstract_leaf if self.subject.abstract else copied, inputs))
 
     def donated(self, went_in: Mapping[Path, Any], inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
-        """Names and values of the leaves that it donates, before it does: of the state those that ``went_in``."""
-        leaves: list[tuple[str, Any]] = []
-        if self.style is None or self.donate == "none":
-            return leaves
-        if self.takes_state:
-            every, changed = self.style == "argument", self.profile.state.changed
-            leaves = [(self.subject.path(path), value) for path, value in went_in.items() if every or path in changed]
+        """Names and values of the leaves that it donates, before it does: of the state those that ``went_in``, and those that are written in place."""
+        if self.style is None:
+            return []
+        judged = self.profile.state.references
+        if self.takes_state and 0 in self.donated_arguments:
+            judged |= {*went_in} if self.style == "argument" else self.profile.state.changed
+        leaves = [(self.subject.path(path), value) for path, value in went_in.items() if path in judged]
         numbers = donated_inputs(self.subject, self.nesting, self.donate)
         return leaves + [(self.subject.input_names[number], inputs[number]) for number in numbers]
 

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes
+from pytest_nnxcheck.compat.arrays import value_of
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
@@ -57,6 +58,7 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
     made a few times, halving the leaves; none where the call cannot be mapped at all.
     """
     graphdef, before = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
+    before = jax.tree.map(value_of, before)
     keys = [key for key, _ in numbered(before)]
     leaves, treedef = jax.tree.flatten(before)
 

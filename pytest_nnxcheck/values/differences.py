@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import describe, value_of
 from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import NotFinite, ValueDiffers
 from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Leaf
@@ -207,6 +207,11 @@ def numbers(value: Any) -> Any:
     if inexact(value):
         return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
     return array.astype(np.int64) if array.dtype.kind == "V" else array  # int4 is no type of NumPy's own
+
+
+def alike(one: Any, other: Any) -> bool:
+    """True if two arrays or references hold the same numbers."""
+    return np.array_equal(numbers(value_of(one)), numbers(value_of(other)), equal_nan=inexact(one))
 
 
 def apart(a: Any, b: Any) -> Any:

@@ -40,7 +40,7 @@ def signature(subject: Subject, graphdef: Any, leaves: Any) -> Any:
         graph: Any = ByValue(graphdef, hash(graphdef))
     except TypeError:  # an attribute that has no hash, a plain dataclass say
         graph = tuple((path, fingerprint(value)) for path, value in attributes(subject.state))
-    kind = (subject.abstract, flax_modes.mode_flags())
+    kind = (subject.abstract, subject.in_refs, flax_modes.mode_flags())
     return (subject.name, subject.code, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat.arrays import is_ref
+from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.raw_access import (
     Layout,
     class_dict,
@@ -29,7 +31,7 @@ _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytre
 """Attributes in which flax keeps traces and marks of its own."""
 _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
-_STATE = frozenset(("array", "variable", "tracer"))
+_STATE = frozenset(("array", "reference", "variable", "tracer"))
 """Kinds of objects that are state, by `variables.kind_of`."""
 JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
@@ -86,6 +88,10 @@ def open_array(value: np.ndarray[Any, Any], name: Name, visit: Visit) -> None:
 
 def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
     visit.arrays.append((str(name), value))
+
+
+def open_reference(value: Any, name: Name, visit: Visit) -> None:
+    visit.keep(name, snapshot.REFERENCE, value)
 
 
 # --- instances -----------------------------------------------------------------------------------------------------------
@@ -159,8 +165,10 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
     visit.keep(name, ATTRIBUTES, (value, visit.classes.layout(type(value))))
-    visit.put(variables.variable_value(value), variables.variable_kind(value), name)
-    for key, item in paired(visit.keep(name, DICT, variables.variable_metadata(value))):
+    held, metadata = variables.variable_value(value), variables.variable_metadata(value)
+    lost = metadata.get("ref") is True and not is_ref(held)
+    visit.put(held, "reference" if lost else variables.variable_kind(value), name)
+    for key, item in paired(visit.keep(name, DICT, metadata)):
         if id(type(item)) not in ATOMS:
             visit.put(item, "metadata", Name(name.then(step(key)).base, "metadata"))
 

@@ -22,6 +22,7 @@ _OPEN_CLASSES = frozenset((concurrent.futures.Future,))
 
 _BY_KIND: dict[str, Opener] = {
     "array": open_data.open_jax_array,
+    "reference": open_data.open_reference,
     "variable": open_data.open_variable,
     "nnx list": open_data.open_nnx_items,
     "nnx dict": open_data.open_nnx_items,
@@ -64,7 +65,7 @@ _WHOLE = frozenset(
 def openers_for(cls: type) -> tuple[Opener, ...]:
     """The openers of the instances of a class."""
     kind = variables.kind_of(cls)
-    noted = (open_data.note_node,) if kind not in ("", "array") else ()
+    noted = (open_data.note_node,) if kind not in ("", "array", "reference") else ()
     if kind in _BY_KIND:
         return (*noted, _BY_KIND[kind], *_of_class(cls))
     for base in map(id, mro(cls)):

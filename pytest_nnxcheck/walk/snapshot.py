@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pytest_nnxcheck.compat.arrays import value_of
 from pytest_nnxcheck.walk.raw_access import (
     MISSING,
     Layout,
@@ -58,7 +59,7 @@ class Places:
     def restore(self) -> tuple[str, ...]:
         """Put every place back as it was at the walk. Returns the places that could not be put back, normally none.
 
-        Values are put back by identity: the content of arrays, and of generators' frames, stays as it is. A context variable
+        Values are put back by identity: the content of arrays, and of generators' frames, stays as it is; that of a reference is a value. A context variable
         that was unset cannot be unset again without its token: it is set to `None`.
         """
         failed = []
@@ -140,6 +141,14 @@ LIST, DEQUE = Kind(list.__iter__, write_list), Kind(collections.deque.__iter__, 
 SET, DICT, ORDERED = Kind(set.__iter__, write_set), Kind(read_dict, write_dict), Kind(read_ordered, write_ordered)
 OBJECTS = Kind(lambda array: array.flat, write_objects)
 """An array of objects."""
+
+
+def write_reference(reference: Any, held: list[Any]) -> None:
+    reference[...] = held[0]
+
+
+REFERENCE = Kind(lambda reference: [value_of(reference)], write_reference)
+"""A `jax.Ref`: its value is copied, since a write keeps the array inside. So it always counts as changed, and is written whenever it is restored."""
 
 # --- instances and classes -----------------------------------------------------------------------------------------------
 

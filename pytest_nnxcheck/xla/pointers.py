@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.arrays import array_type, byte_bounds
+from pytest_nnxcheck.compat.arrays import array_type, byte_bounds, is_held_ref, pointers_of_ref
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf
 
 
@@ -25,6 +25,8 @@ def read_leaf(path: str, array: Any) -> Leaf:
 def pointers(array: Any) -> tuple[int, ...]:
     """Device pointers of the addressable shards; none for host values, deleted and empty arrays."""
     # `is_deleted` does not prove that a buffer was reused: jax reports aligned NumPy weights deleted although the pointer moved.
+    if is_held_ref(array):
+        return pointers_of_ref(array)
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or array.size == 0 or array.is_deleted():
         return ()
     if graph.is_key(array):
@@ -100,7 +102,7 @@ def byte_ranges(array: Any) -> list[tuple[int, int]]:
     if isinstance(array, np.ndarray):
         start, end = byte_bounds(array)
         return [(start, end)] if end > start else []
-    addresses = pointers(array)
+    addresses = () if is_held_ref(array) else pointers(array)
     if not addresses or any(device.platform != "cpu" for device in array.devices()):
         return []
     if graph.is_key(array):

@@ -48,7 +48,7 @@ def test_spellings(text, canonical):
         ("jit > scan[closur]", "unknown style 'closur', did you mean 'closure'?"),
         ("scan[]", "unknown style ''"),
         ("treee: jit", "unknown mode 'treee', did you mean 'tree'?"),
-        (": jit", "unknown mode '', write one of current, graph, graph_no_updates, tree"),
+        (": jit", "unknown mode '', write one of current, graph, graph_no_updates, tree, ref"),
         ("tree:", "an empty nesting, write 'un-nested' or layers such as 'jit > scan[closure]'"),
         ("tree: graph: jit", "'graph: jit' is not a layer"),
         ("call_first[functional]", "call_first has no styles, write 'call_first'"),

@@ -1,0 +1,246 @@
+"""What goes wrong with references, each with its cure: tracers beside them, replaced ones, copies, writes that are lost or made twice."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import broken, text
+from flax import nnx
+from healthy import FLAX
+from references import call, in_refs, needs_refs
+
+pytestmark = needs_refs
+X = jnp.ones((2, 4))
+refused = pytest.mark.skipif(FLAX < (0, 12, 12), reason="flax 0.12.8 refuses to change a captured Variable so")
+
+
+class Counts(nnx.Module):
+    def __init__(self, method):
+        self.method = method
+        self.count = nnx.Variable(jnp.zeros((2, 4)), ref=True)
+        self.last = nnx.Variable(jnp.zeros((2, 4)), ref=True)
+        self.log = nnx.static([])
+
+    def __call__(self, x):
+        return self.method(self, x)
+
+
+def in_a_list(model, x):
+    model.count[...] += x
+    model.log.append(x)
+    return x
+
+
+def in_a_reference(model, x):
+    model.count[...] += x
+    model.last[...] = x
+    return x
+
+
+def in_metadata(model, x):
+    model.count[...] += x
+    model.count.set_metadata("last", x)
+    return x
+
+
+def a_new_reference(model, x):
+    model.log.append(jax.new_ref(x))
+    return x
+
+
+def by_update(model, x):
+    state = nnx.state(model, lambda path, _: path[-1] == "count")
+    nnx.update(model, jax.tree.map(lambda count: count[...] + x, state))
+    return x
+
+
+def by_variable(model, x):
+    model.count = nnx.Variable(model.count[...] + x, ref=True)
+    return x
+
+
+def in_place(model, x):
+    model.count[...] = model.count[...] + x
+    return x
+
+
+@pytest.mark.parametrize(
+    "leaky, nesting, path, hint",
+    [
+        (in_a_list, "jit", "model.log[0]", "nnx.Variable that __init__ makes"),
+        (in_a_list, "tree: jit > scan[functional]", "model.log[0]", "nnx.Variable that __init__ makes"),
+        (a_new_reference, "jit", "model.log[0]", "nnx.Variable that __init__ makes"),
+        pytest.param(
+            in_metadata, "jit[jax_closure]", "model.count.last (metadata)", "nnx.Variable of its own", marks=refused
+        ),
+        pytest.param(
+            by_update, "jit[jax_closure]", "model.count", "write into the reference that is there", marks=refused
+        ),
+    ],
+)
+def test_a_tracer_beside_a_reference_or_in_its_place_is_found(leaky, nesting, path, hint):
+    found = call(Counts(leaky), X, nesting=nesting)
+    assert broken(found) == ["tracers"]
+    assert f"tracers remain in {path}" in text(found)
+    assert hint in found.outcome.violations[0].hint
+    healthy = in_place if leaky is by_update else in_a_reference
+    assert call(Counts(healthy), X, nesting=nesting).outcome.verdict == "held"
+
+
+@pytest.mark.parametrize("leaky", [by_update, by_variable])
+@pytest.mark.parametrize("donate", ["state", "none"])
+def test_a_reference_that_is_replaced_loses_its_buffer_whatever_is_donated(leaky, donate):
+    found = call(Counts(leaky), X, nesting="jit", donate=donate)
+    assert broken(found) == ["donation"]
+    assert "model.count   float32[2,4]   replaced, and not written" in text(found)
+    assert "variable[...] = value" in found.outcome.violations[0].hint
+    assert call(Counts(in_place), X, nesting="jit", donate=donate).outcome.verdict == "held"
+
+
+def test_where_the_replaced_one_stays_behind_its_update_is_dropped():
+    found = call(Counts(by_variable), X, nesting="tree: jit")
+    assert broken(found) == ["parity"]
+    assert "model.count kept its old value" in text(found)
+    assert "variable[...] = value" in found.outcome.violations[0].hint
+    assert call(Counts(in_place), X, nesting="tree: jit").outcome.verdict == "held"
+
+
+class Stack(nnx.Module):
+    def __init__(self, loop):
+        self.loop = loop
+        self.kernel = nnx.Param(jnp.ones((4, 128, 128)) / 128)
+
+    def __call__(self, x):
+        return self.loop(self.kernel, x)
+
+
+def over_references(kernel, x):
+    return jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w[...]), None), x, kernel.get_raw_value())[0]
+
+
+def by_index(kernel, x):
+    return jax.lax.scan(lambda x, i: (x + jnp.tanh(x @ kernel[i]), None), x, jnp.arange(4))[0]
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional] > while_loop[functional]"])
+def test_a_scan_over_references_holds_them_twice(nesting):
+    x = jnp.ones((2, 128))
+    found = call(in_refs(Stack(over_references)), x, nesting=nesting)
+    assert broken(found) == ["memory"]
+    assert re.search(r"(0.99|1.00) more copies of its state", text(found))
+    assert "read them by their index in the loop" in found.outcome.violations[0].hint
+    assert call(in_refs(Stack(by_index)), x, nesting=nesting).outcome.verdict == "held"
+
+
+# --- writes that are lost
+
+
+class Inner(nnx.Module):
+    """Applies a transform of flax to a module that writes."""
+
+    def __init__(self, transform):
+        self.transform = transform
+        self.inner = Counts(in_place)
+
+    def __call__(self, x):
+        return self.transform(lambda model, x: model(x))(self.inner, x)
+
+
+def remat(f):
+    return nnx.remat(f)
+
+
+def remat_without_updates(f):
+    return nnx.remat(f, graph_updates=False)
+
+
+def test_a_write_that_a_transform_of_graph_mode_loses_is_told_by_default_and_found_by_parity():
+    found = call(Inner(remat), X, nesting="un-nested")
+    assert broken(found) == ["parity"]
+    assert "model.inner.count, a reference, is not what the same call leaves in arrays: the write was lost" in text(
+        found
+    )
+    assert "graph_updates=False" in found.outcome.violations[0].hint
+    told = call(Inner(remat), X, nesting="un-nested", invariants=("tracers", "memory", "donation")).outcome
+    assert told.verdict == "held"
+    assert any(
+        note.startswith("model.inner.count ends elsewhere than the same call leaves it in arrays")
+        for note in told.notes
+    )
+    for invariants in (("tracers",), ("parity",)):
+        cured = call(Inner(remat_without_updates), X, nesting="un-nested", invariants=invariants).outcome
+        assert (cured.verdict, cured.notes) == ("held", ())
+
+
+@pytest.mark.parametrize("layer", ["remat", "cond", "vmap"])
+def test_a_layer_of_graph_mode_that_loses_a_write_is_named(layer):
+    found = call(Counts(in_place), X, nesting=f"graph: jit > {layer}")
+    assert broken(found) == ["parity"]
+    assert "the write was lost" in text(found)
+    still = call(Counts(in_place), X, nesting=f"graph: jit > {layer}", invariants=("tracers",)).outcome
+    assert still.notes == (f"model.count did not move under graph: jit > {layer}: the un-nested call changes it",)
+    assert call(Counts(in_place), X, nesting=f"graph_no_updates: jit > {layer}").outcome.verdict == "held"
+
+
+def read_only(model, x):
+    return x * model.count[...]
+
+
+def test_a_module_in_references_that_a_plain_jit_updates_is_no_difference():
+    """Of arrays `jax.jit` would drop the update."""
+
+    def step(model, x):
+        return jax.jit(lambda model, x: model(x))(model, x)
+
+    for method in (in_place, read_only):
+        found = call(step, Counts(method), X, nesting="tree: un-nested")
+        assert (found.outcome.verdict, found.outcome.notes) == ("held", ())
+
+
+# --- writes that are made twice
+
+
+def gradient(checkpointed, kind=None):
+    """A gradient through code that reads a counter and moves it."""
+    count = jax.new_ref(jnp.zeros(()), kind=kind)
+
+    def step(count, w):
+        def loss(w):
+            n = count[...]
+            count[...] = n + 1
+            return (w * (n + 1)).sum()
+
+        return jax.grad(jax.checkpoint(loss) if checkpointed else loss)(w)
+
+    return step, count
+
+
+def test_a_write_that_a_gradient_makes_twice_is_told():
+    step, count = gradient(checkpointed=True)
+    found = call(step, count, X, nesting="jit")
+    assert [fact.kind for fact in found.facts.notes] == ["written twice"]
+    assert "test_ref_invariants.py" in found.facts.notes[0].names[0]
+    assert count[...] == 2
+    for cure in (gradient(checkpointed=False), gradient(checkpointed=True, kind="no_grad_no_remat")):
+        found = call(*cure, X, nesting="jit")
+        assert (found.outcome.verdict, found.facts.notes) == ("held", ())
+        assert cure[1][...] == 1
+
+
+def test_a_layer_of_ours_that_makes_it_twice_breaks_parity():
+    class Mean(nnx.Module):
+        def __init__(self):
+            self.count = nnx.Variable(jnp.zeros(()), ref=True)
+
+        def __call__(self, x):
+            self.count[...] += 1
+            return x * self.count[...]
+
+    found = call(Mean(), X, nesting="jit > grad[jax_closure] > remat[jax_closure]", transforms="jit,grad,remat")
+    assert broken(found) == ["parity"]
+    assert "a write was made twice, or lost" in text(found)
+    assert "no_grad_no_remat" in found.outcome.violations[0].hint
+    assert call(Mean(), X, nesting="jit > grad[jax_closure]", transforms="jit,grad").outcome.verdict == "held"

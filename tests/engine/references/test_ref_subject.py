@@ -1,0 +1,161 @@
+"""A subject whose state is in references (`jax.Ref`): it is copied, written, compared and put back as one of arrays is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import text
+from flax import nnx
+from healthy import numbers, rngs
+from references import call, in_refs, needs_refs
+
+from pytest_nnxcheck.engine.example import Example
+
+pytestmark = needs_refs
+X = numbers((2, 4))
+
+
+class Averages(nnx.Module):
+    """Reads its weights, writes statistics."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.linear(x))
+
+
+class Statistics(Averages):
+    """Writes the count of a random stream as well. Flax 0.12.8 lets nobody write that from inside of a closure."""
+
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(super().__call__(x))
+
+
+@pytest.mark.parametrize(
+    "nesting",
+    [
+        "jit",
+        "tree: jit > remat",
+        "graph_no_updates: jit > remat",
+        "jit > scan[functional]",
+        "tree: jit > vmap",
+        "jit > vmap[functional] > scan[functional]",
+    ],
+)
+def test_a_healthy_model_holds_and_takes_its_values_back(nesting):
+    model, plain = in_refs(Statistics(rngs())), Statistics(rngs())
+    before = model.norm.mean.get_raw_value()
+    found = call(model, X, nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    assert (
+        call(plain, X, nesting=nesting.replace("[jax_closure]", "").replace("[closure]", "")).outcome.verdict == "held"
+    )
+    assert model.norm.mean.get_raw_value() is before
+    np.testing.assert_allclose(model.norm.mean[...], plain.norm.mean[...], rtol=1e-5)
+    assert model.dropout.rngs.count[...] == plain.dropout.rngs.count[...] > 0
+
+
+@pytest.mark.parametrize(
+    "nesting", ["jit > while_loop[jax_closure]", "jit > eval_shape > scan[jax_closure]", "scan[closure]"]
+)
+def test_a_model_that_is_captured_holds_and_takes_its_values_back(nesting):
+    model, plain = in_refs(Averages(rngs())), Averages(rngs())
+    found = call(model, X, nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    for _ in range(2):
+        plain(X)
+    np.testing.assert_allclose(model.norm.mean[...], plain.norm.mean[...], rtol=1e-5)
+
+
+def test_a_nesting_runs_on_copies_that_keep_their_kind():
+    ref = jax.new_ref(jnp.zeros(4), kind="no_grad_no_remat")
+    kinds = []
+
+    def add(total, x):
+        kinds.append(total.aval.kind)
+        total[...] += x.sum(0)
+        return total[...] * 2
+
+    found = call(add, ref, X, nesting="jit > remat[jax_closure]")
+    assert found.outcome.verdict == "held", text(found)
+    np.testing.assert_allclose(ref[...], X.sum(0), rtol=1e-6)
+    assert {*kinds} == {"no_grad_no_remat"}
+
+
+def test_a_bare_reference_is_state_under_its_own_name():
+    def total_of(total, x):
+        return nnx.remat(lambda total, x: total[...] + x)(total, x)
+
+    assert call(total_of, jax.new_ref(X), X, nesting="jit > while_loop[functional]").outcome.verdict == "held"
+    carried = call(total_of, jax.new_ref(X), X, nesting="jit > scan").outcome
+    assert carried.unfit
+    assert carried.reason.endswith("jax takes no reference in a carry, such as total")
+
+
+COUNT = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
+
+
+def counts(model, x):
+    COUNT[...] += 1
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    "nesting, steps", [("un-nested", 1), ("eval_shape", 1), ("jit", 1), ("jit > scan", 2), ("remat", 1)]
+)
+def test_a_reference_in_a_global_is_written_by_the_test_and_put_back_after_it(nesting, steps):
+    with Example() as example:
+        found = call(counts, nnx.Linear(4, 4, rngs=rngs()), X, nesting=nesting, example=example)
+        assert found.outcome.verdict == "held", text(found)
+        assert COUNT[...] == steps
+    assert COUNT[...] == 0
+
+
+def test_two_references_that_one_program_captures_are_told_apart():
+    """One compiled program holds the reference that it writes: a program of the same text writes another."""
+    with Example() as example:
+        for _ in range(2):
+            model = in_refs(Averages(rngs()))
+            # Where values are compared, a difference makes it compile the program anew.
+            found = call(model, X, nesting="jit[jax_closure]", example=example, invariants="tracers")
+            assert found.outcome.verdict == "held", text(found)
+            assert model.norm.mean[...].any()
+
+
+def test_a_reference_outside_of_a_variable_is_refused():
+    class Bare(nnx.Module):
+        def __init__(self, ref):
+            self.last = ref
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(
+        Exception,
+        match=r"^model.last is a mutable array of jax \(jax.Ref\), which is not supported: keep .* with ref=True$",
+    ):
+        call(Bare(jax.new_ref(X)), X, nesting="jit")
+    assert call(Bare(nnx.Variable(X, ref=True)), X, nesting="jit").outcome.verdict == "held"
+
+
+def test_an_abstract_model_in_references_is_compiled_and_keeps_its_buffers():
+    try:
+        model = nnx.eval_shape(lambda: in_refs(Statistics(rngs())))
+    except TypeError:
+        pytest.skip("this flax has no abstract references")
+    for nesting in ("jit[functional]", "tree: jit", "tree: jit > remat", "jit[functional] > vmap[functional]"):
+        found = call(model, jax.ShapeDtypeStruct(X.shape, X.dtype), nesting=nesting)
+        assert found.outcome.verdict == "held", text(found)
+        donated = {move.before.path: move for move in found.outcome.evidence.moves}
+        assert donated == {}
+        assert found.outcome.evidence.split.aliased > 0
+    refused = call(model, jax.ShapeDtypeStruct(X.shape, X.dtype), nesting="jit").outcome
+    assert refused.reason.startswith("not supported in references: TypeError")
