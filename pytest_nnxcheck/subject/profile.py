@@ -13,7 +13,7 @@ import jax
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, is_in_ref, nbytes, value_of
-from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
+from pytest_nnxcheck.compat.variables import equation_line, variable_metadata
 from pytest_nnxcheck.core.facts import CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
@@ -164,10 +164,13 @@ class Evaluation:
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    in_refs, subject = subject.in_refs, replace(subject.for_run(), in_refs=False)
-    evaluation = evaluated(subject)
+    subject = subject.for_run()
+    evaluation = evaluated(replace(subject, in_refs=False))
     before, inputs = evaluation.before, subject.inputs
-    state, input_bytes = state_of(evaluation, in_refs=in_refs), sum(map(nbytes, inputs))
+    state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
+    if subject.in_refs:
+        arrays = (path for path, value in graph.raw_leaves(subject.state) if hasattr(value, "shape"))
+        state = replace(state, references=frozenset(arrays))
     return Profile(
         output_of(subject, evaluation),
         state,
@@ -234,8 +237,8 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
     )
 
 
-def state_of(evaluation: Evaluation, *, in_refs: bool) -> StateUse:
-    """The effect of the call on its state; ``in_refs``, where the copies of it have their arrays in references."""
+def state_of(evaluation: Evaluation) -> StateUse:
+    """The effect of the call on its state."""
     jaxpr, before, after = evaluation.jaxpr, evaluation.before, evaluation.after
     outputs, (old, new) = len(evaluation.out), evaluation.structures
     came_from = dict(zip(after, evaluation.sources[outputs:], strict=True))
@@ -257,7 +260,7 @@ def state_of(evaluation: Evaluation, *, in_refs: bool) -> StateUse:
         restructured=old.statics != new.statics,
         unused=unused(jaxpr, outputs, before, after, moved),
         in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[outputs:]),
-        references=references(old.variables, in_refs=in_refs),
+        references=frozenset(path for (path, _), leaf in before.items() if is_in_ref(leaf)),
     )
 
 
@@ -290,14 +293,6 @@ def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple
     first: dict[int, Path] = {}
     pairs = ((first.setdefault(id(var), path), path) for path, var in zip(paths, variables, strict=True))
     return tuple((one, other) for one, other in pairs if one != other)
-
-
-def references(found: Mapping[Path, Any], *, in_refs: bool) -> frozenset[Path]:
-    """The paths of the Variables that are references, or become such ``in_refs``, as all that hold one array do."""
-    values = {path: variable_value(variable) for path, variable in found.items()}
-    return frozenset(
-        path for path, value in values.items() if is_in_ref(value) or (in_refs and hasattr(value, "shape"))
-    )
 
 
 def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...]:
