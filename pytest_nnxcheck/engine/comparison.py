@@ -213,12 +213,9 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
     if not any(layer.row.axis == "elements" for layer in nesting.layers):
         return None
     leaves = [(subject.path(path), value) for path, value in graph.raw_leaves(subject.state)]
-    for name, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
-        if (
-            hasattr(leaf, "dtype")
-            and graph.is_key(leaf)
-            and str(jax.random.key_impl(buffer_of(leaf))) not in (THREEFRY, "fry")
-        ):
+    for name, held in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
+        leaf = buffer_of(held)
+        if hasattr(leaf, "dtype") and graph.is_key(leaf) and str(jax.random.key_impl(leaf)) not in (THREEFRY, "fry"):
             return Fact("other draws", (name,), describe(leaf))
     default = str(jax.config.jax_default_prng_impl)
     return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)

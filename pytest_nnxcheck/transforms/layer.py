@@ -58,12 +58,12 @@ class Plan:
     """Steps of a loop, and length of an axis."""
 
 
-def functional(f: Program, state: Any, plan: Plan) -> tuple[Callable[..., Any], Any, Any]:
-    """``f`` as a pure function of the leaves that the call changes and of the rest; and these two.
+def functional(f: Program, state: Any, plan: Plan, apart: Any = None) -> tuple[Callable[..., Any], Any, Any]:
+    """``f`` as a pure function of the leaves that the call changes, or of others set ``apart``, and of the rest; and these two.
 
     It returns the leaves that the call changes, and no others, as a user would write it.
     """
-    graphdef, *states = nnx.split(state, plan.changed, ...)
+    graphdef, *states = nnx.split(state, apart or plan.changed, ...)
     changed, rest = states
 
     def pure(changed: Any, rest: Any, *inputs: Any) -> Any:

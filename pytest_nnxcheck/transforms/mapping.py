@@ -78,15 +78,8 @@ def vmap_argument_in_refs(f: Program, plan: Plan) -> Program:
 
 def vmap_functional_in_refs(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, *states = nnx.split(state, plan.written, ...)
-        before, rest = states
+        pure, before, rest = functional(f, state, plan, plan.written)
         written = stack_refs(before, plan.length)
-
-        def pure(written: Any, rest: Any, *inputs: Any) -> Any:
-            module = nnx.merge(graphdef, written, rest)
-            out = f(module, *inputs)
-            return nnx.state(module, plan.changed), out
-
         changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(written, rest, *inputs)
         first_in_refs(written, before)
         nnx.update(state, first(changed))
