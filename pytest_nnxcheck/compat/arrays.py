@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.state import discharge
 
 from pytest_nnxcheck.core.facts import ArrayType
 
@@ -172,18 +173,14 @@ def pointers_of_ref(ref: Any) -> tuple[int, ...]:
 
 def discharged(closed: Any, *, last_values: bool = True) -> Any:
     """A traced program whose references among the arguments are arrays; captured ones stay. Their last values are more outputs, behind the others."""
-    from jax._src.state import discharge
-
     opened = getattr(closed, "jaxpr", closed)
     if not any(is_ref_type(var.aval) for var in opened.invars):
         return closed
     plain = discharge.discharge_state(closed)
+    if last_values:
+        return plain
     inner = getattr(plain, "jaxpr", plain)
-    fewer = (
-        inner
-        if last_values
-        else inner.replace(outvars=inner.outvars[: len(opened.outvars)], debug_info=opened.debug_info)
-    )
+    fewer = inner.replace(outvars=inner.outvars[: len(opened.outvars)], debug_info=opened.debug_info)
     return fewer if inner is plain else plain.replace(jaxpr=fewer)
 
 

@@ -157,11 +157,11 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or JIT not in settings.transforms
         # Without values nothing is run anyway: `run.observe` judges the trace.
         or subject.abstract
-        # Code of the user's, and a donation, take place when the program runs, and not in a trace.
+        # Code of the user's, a donation, and a write to a reference take place when the program runs, and not in a trace.
         or facts.program.calls_back
         or facts.program.inner_donations
-        # The runtime decides about moves between devices.
         or facts.program.in_references
+        # The runtime decides about moves between devices.
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
         # Options such as `jax_debug_nans` look at values.
