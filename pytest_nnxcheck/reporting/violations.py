@@ -237,7 +237,7 @@ def differs(first: data.ValueDiffers) -> str:
             return f"{first.path}: {difference(first)}"
         case "dropped" | "differs" if first.cause == "reference":
             what = "the write was lost" if first.label == "dropped" else "a write was made twice, or lost"
-            return f"{first.path}, a reference, is not what the same call leaves in arrays: {what}"
+            return f"{first.path}, a reference, has another value than after the same call on arrays: {what}"
         case "dropped" if first.cause == "copy":
             return f"{first.path} kept its old value: a transform inside the call updated a copy of it"
         case "dropped":

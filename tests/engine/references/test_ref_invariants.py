@@ -160,14 +160,15 @@ def remat_without_updates(f):
 def test_a_write_that_a_transform_of_graph_mode_loses_is_told_by_default_and_found_by_parity():
     found = call(Inner(remat), X, nesting="un-nested")
     assert broken(found) == ["parity"]
-    assert "model.inner.count, a reference, is not what the same call leaves in arrays: the write was lost" in text(
-        found
+    assert (
+        "model.inner.count, a reference, has another value than after the same call on arrays: the write was lost"
+        in text(found)
     )
     assert "graph_updates=False" in found.outcome.violations[0].hint
     told = call(Inner(remat), X, nesting="un-nested", invariants=("tracers", "memory", "donation")).outcome
     assert told.verdict == "held"
     assert any(
-        note.startswith("model.inner.count ends elsewhere than the same call leaves it in arrays")
+        note.startswith("model.inner.count has another value after this call than after the same call on arrays")
         for note in told.notes
     )
     for invariants in (("tracers",), ("parity",)):
