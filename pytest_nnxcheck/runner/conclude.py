@@ -82,7 +82,7 @@ def _unasserted(run: Run) -> str:
         run.settings.donate == "none" or nothing_reused
     ):
         return (
-            "donation is checked of the arguments that the outermost jit donates, and no program reused a buffer"
+            "donation is checked for the arguments that the outermost jit donates, and no program reused a buffer"
             f" (donate is {run.settings.donate}): donate what the call changes, or add tracers to the invariants"
         )
     judged = (outcome.nesting.layers for outcome in outcomes if outcome.verdict != "rejected")

@@ -130,8 +130,8 @@ class TestRun:
         at = next(number for number, row in enumerate(rows) if row.startswith("  modes"))
         assert rows[at:] == [
             "  modes       graph passed   7 passed",
-            "              tree failed   1 failed, 1 raised, 5 passed; smallest",
-            "              tree: scan",
+            "              tree failed   1 failed, 1 raised, 5 passed; smallest tree:",
+            "              scan",
             "  replay      check(..., nesting='tree: scan')",
         ]
 

@@ -244,7 +244,7 @@ def scales(model, x):
 
 @pytest.mark.slow
 def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path):
-    """jax finds programs there whose lines have moved; up to 0.5.3 they tell no aliased bytes."""
+    """jax finds programs there whose lines have moved; up to 0.5.3 it loads them without their aliased bytes."""
     told = []
     with compile_cache._set(
         {
