@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import documents
@@ -101,6 +102,18 @@ def test_a_cause_has_what_the_message_says_and_what_was_measured():
         "pytest test_model.py::test_broken --nnx-nesting 'jit > scan'",
     ):
         assert said in text
+
+
+def test_the_hint_follows_what_is_wrong_and_a_leaked_tracer_has_no_memory():
+    def labels(invariant: str) -> list[str]:
+        violation = replace(documents.MEMORY, invariant=invariant)
+        ended = documents.ended("t.py::t", [documents.outcome("jit", "violated", violations=(violation,))])
+        return re.findall(r"<dt[^>]*>(.*?)</dt>", html_page.cause(ended["nestings"][0]))
+
+    assert labels("memory")[:3] == ["memory", "hint", "buffer"]
+    assert {"peak", "expected"} <= {*labels("memory")}
+    assert labels("tracers")[:3] == ["tracers", "hint", "buffer"]
+    assert {"peak", "expected"}.isdisjoint(labels("tracers"))
 
 
 def test_where_the_bytes_are_is_told_once():
