@@ -107,7 +107,7 @@ class Publisher:
             record = self._of_run(item.nodeid)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
             record = records.unknown(item.nodeid)
-            why = f"nnx report: cannot tell of this test: {type(error).__name__}: {error}"
+            why = f"nnx report: cannot record this test: {type(error).__name__}: {error}"
             record["test"]["message"] = records.plain(why)
             return record
         test = record["test"]

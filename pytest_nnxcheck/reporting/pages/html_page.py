@@ -227,7 +227,7 @@ def _facts_of_test(record: Records) -> Iterator[str]:
         left = f", {test['not_run']} not run" if test["not_run"] else ""
         yield f"{counted(len(record['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
     if list(test["modes"]) not in ([], [MODES[0]]):
-        yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
+        yield "modes: " + ", ".join(f"{mode} {VERDICTS[verdict]}" for mode, verdict in test["modes"].items())
     if on := records.targets_of(record["nestings"]):
         yield target_rows.brief(on)
     yield f"{test['seconds']:.1f} s"
@@ -238,8 +238,12 @@ def _facts_of_test(record: Records) -> Iterator[str]:
 def _badge(test: Record) -> Html:
     """The verdict; of a test that failed although its nestings hold, and of one that did not run, what pytest says."""
     bad = not records.passed(test)
-    word = test["verdict"] if test["verdict"] and bad == (test["verdict"] != "held") else test["outcome"]
-    style = test["verdict"] if word == test["verdict"] else "failed" if bad else "rejected"
+    verdict = test["verdict"]
+    if verdict and bad == (verdict != "held"):
+        # A test without a nesting that raised may have this verdict: see `Report.verdict`.
+        word, style = "failed" if verdict == "failed" else VERDICTS[verdict], verdict
+    else:
+        word, style = test["outcome"], "failed" if bad else "rejected"
     return tag("span", f"{SYMBOLS[style]} {word}", class_=f"badge {style}")
 
 
@@ -313,17 +317,19 @@ def _rows(nesting: Record) -> Iterator[tuple[str, str, str]]:
         yield nesting["word"], nesting["reason"], "reason"
     for violation in nesting["violations"]:
         yield violation["invariant"], violation["summary"], "reason"
-        yield from ((label, text, "") for label, text in violation["details"])
         if violation["hint"]:
             yield "hint", violation["hint"], "advice"
+        yield from ((label, text, "") for label, text in violation["details"])
     yield from ((label, text, "") for label, text in nesting["explained"])
     yield from (("note", note, "") for note in nesting["notes"])
     yield from (("expected", f"{key}, to fail", "") for key in nesting["expected_failures"])
     cpu = " on the CPU" if nesting["targets"] else ""
-    if nesting["split"] and nesting["peak"] is not None and "peak" not in labels:
+    # Its memory does not explain why a tracer leaked.
+    leaks_alone = {violation["invariant"] for violation in nesting["violations"]} == {"tracers"}
+    if nesting["split"] and nesting["peak"] is not None and "peak" not in labels and not leaks_alone:
         sizes = {name: size for name, size in nesting["split"].items() if size}
         yield f"peak{cpu}", " = ".join(filter(None, [format_bytes(nesting["peak"]), formula(sizes)])), ""
-    if nesting["expected_peak"] is not None and "expected" not in labels:
+    if nesting["expected_peak"] is not None and "expected" not in labels and not leaks_alone:
         yield f"expected{cpu}", format_bytes(nesting["expected_peak"]), ""
     if not {"line", "un-nested"} & labels:
         yield from ((label, text, "") for label, text in nesting["story"])

@@ -91,7 +91,7 @@ def test_tracers_that_it_leaves_are_its_own():
     linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     found = call(keeps, linear, numbers((2, 3)), nesting="leaks")
     assert broken(found) == ["tracers"]
-    assert "left by leaks" in text(found)
+    assert "leaked by leaks" in text(found)
 
 
 def test_check_draws_it_only_where_it_is_named():
@@ -256,9 +256,9 @@ def suite(pytester):
 @pytest.mark.parametrize(
     "options, counted",
     [
-        (["--nnx-transforms=jit,identity"], "3 nestings: 3 held"),
-        (["--nnx-nesting=jit > identity"], "1 nesting: 1 held"),
-        (["-o", "nnx_transforms=identity"], "2 nestings: 2 held"),
+        (["--nnx-transforms=jit,identity"], "3 nestings: 3 passed"),
+        (["--nnx-nesting=jit > identity"], "1 nesting: 1 passed"),
+        (["-o", "nnx_transforms=identity"], "2 nestings: 2 passed"),
     ],
 )
 def test_a_conftest_registers_before_the_command_line_is_read(suite, inner_args, options, counted):

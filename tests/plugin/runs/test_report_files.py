@@ -209,7 +209,7 @@ def test_a_test_that_cannot_be_told_of_is_told_by_name(run_inner, pytester, monk
     result = run_inner(MIXED, "--nnx-report=report.json")
     result.assert_outcomes(passed=2, failed=1)
     told = {name: (test["outcome"], test["message"]) for name, test in heads(pytester).items()}
-    assert told["test_pair"] == ("failed", "nnx report: cannot tell of this test: RuntimeError: <what>")
+    assert told["test_pair"] == ("failed", "nnx report: cannot record this test: RuntimeError: <what>")
 
 
 def test_a_summary_that_cannot_be_written_fails_no_run(run_inner, pytester, monkeypatch, summary):

@@ -115,7 +115,7 @@ def test_a_program_fails_as_the_test_does_and_says_so_first(shown, test):
         assert first == f"# nnx invariant broken: {found.kind}"
     else:
         assert raised == found.kind, text
-        assert first.startswith("# nnx nesting failed: ")
+        assert first.startswith("# nnx nesting raised: ")
 
 
 @pytest.mark.parametrize("test", [test for test in SHOWN if test not in FORMS_OF_TESTS])

@@ -42,7 +42,7 @@ def test_devices_are_simulated(run_inner, monkeypatch, workers):
     result = run_inner(SIMULATED, "--nnx-devices=4", workers, "-rs", subprocess=True, conftest=conftest)
     result.assert_outcomes(passed=1, skipped=1)
     reason = "SKIPPED [[]1] test_inner.py:19: needs 8 devices, jax has 4: run pytest --nnx-devices 8, or write nnx_devices = 8 into the ini file"
-    result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  40 nestings: 40 held; *"][::-1])
+    result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  40 nestings: 40 passed; *"][::-1])
 
 
 def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch):

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import documents
@@ -73,16 +74,16 @@ def test_every_nesting_has_a_cell_that_leads_to_its_cause():
     assert {link.removeprefix("#") for link in links} <= set(ids)
     assert all(link.startswith("#") for link in links)
     assert parsed.cells() == [
-        "un-nested: held",
-        "jit: held",
-        "jit > scan: violated, memory",
+        "un-nested: passed",
+        "jit: passed",
+        "jit > scan: failed, memory",
         "jit > vmap: expected to fail",
         "remat > scan: left out",
         "scan[closure]: not supported by flax",
-        "vmap: failed",
-        "un-nested: held",
-        "jit: held",
-        "scan: held",
+        "vmap: raised",
+        "un-nested: passed",
+        "jit: passed",
+        "scan: passed",
     ]
     signs = re.findall(r'<a class="cell (\w+)"[^>]*>(.)<', MIXED)
     assert signs[2:7] == [("violated", "✗"), ("expected", "~"), ("unfit", "·"), ("rejected", "⊘"), ("failed", "!")]
@@ -101,6 +102,18 @@ def test_a_cause_has_what_the_message_says_and_what_was_measured():
         "pytest test_model.py::test_broken --nnx-nesting 'jit > scan'",
     ):
         assert said in text
+
+
+def test_the_hint_follows_what_is_wrong_and_a_leaked_tracer_has_no_memory():
+    def labels(invariant: str) -> list[str]:
+        violation = replace(documents.MEMORY, invariant=invariant)
+        ended = documents.ended("t.py::t", [documents.outcome("jit", "violated", violations=(violation,))])
+        return re.findall(r"<dt[^>]*>(.*?)</dt>", html_page.cause(ended["nestings"][0]))
+
+    assert labels("memory")[:3] == ["memory", "hint", "buffer"]
+    assert {"peak", "expected"} <= {*labels("memory")}
+    assert labels("tracers")[:3] == ["tracers", "hint", "buffer"]
+    assert {"peak", "expected"}.isdisjoint(labels("tracers"))
 
 
 def test_where_the_bytes_are_is_told_once():
@@ -136,8 +149,8 @@ def test_a_page_takes_in_what_it_has_room_for(monkeypatch):
 
 
 BADGES = {
-    documents.BROKEN: {"failed": "✗ violated", "xfailed": "⊘ xfailed", "interrupted": "✗ violated"},
-    documents.HELD: {"passed": "✓ held", "failed": "! failed", "skipped": "✓ held", "error": "! error"},
+    documents.BROKEN: {"failed": "✗ failed", "xfailed": "⊘ xfailed", "interrupted": "✗ failed"},
+    documents.HELD: {"passed": "✓ passed", "failed": "! failed", "skipped": "✓ passed", "error": "! error"},
 }
 
 
@@ -168,7 +181,7 @@ def test_modes_have_lines_of_their_own():
     outcomes = [documents.outcome(name) for name in ("graph: jit", "tree: jit", "tree: scan")]
     text = html_page.render(documents.document(documents.ended("t.py::t", outcomes)))
     assert re.findall(r'class="mode">(\w+)<', text) == ["graph", "tree"]
-    assert "modes: graph held, tree held" in text
+    assert "modes: graph passed, tree passed" in text
 
 
 def test_transforms_of_the_users_own_have_columns():
@@ -292,5 +305,5 @@ def test_the_page_says_what_was_not_run():
         documents.document(stopped, documents.ended("t.py::u", documents.BROKEN, end="failed", not_run=3))
     )
     assert "<li>14 nestings, 15 not run</li>" in text
-    assert re.search(r"7 nestings: 1 violated, [^·]*, 12 not run ·", text)
+    assert re.search(r"7 nestings: 1 failed, [^·]*, 12 not run ·", text)
     assert "not run" not in MIXED
