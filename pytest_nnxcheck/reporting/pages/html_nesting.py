@@ -112,15 +112,13 @@ def _rows(nesting: Record) -> Iterator[tuple[str, str, str]]:
     yield from (("expected", f"{key}, to fail", "") for key in nesting["expected_failures"])
     if not is_about_tracers(nesting):
         yield from ((label, text, "") for label, text in _memory_rows(nesting, labels))
-    on = target_rows.rows(records.targets_of([nesting]))
-    yield from ((label, text, "") for label, text in on if label not in labels)
     if nesting["program"] and not nesting["program_text"]:
         yield "program", nesting["program"], "command"
     yield "replay", nesting["replay"], "command"
 
 
 def _memory_rows(nesting: Record, labels: set[str]) -> Iterator[tuple[str, str]]:
-    """The peak in its parts, the expected peak, and where the bytes are, but for the rows that a violation has."""
+    """The peak in its parts, the expected peak, where the bytes are, and the targets, but for the rows that a violation has."""
     cpu = " on the CPU" if nesting["targets"] else ""
     if nesting["split"] and nesting["peak"] is not None and "peak" not in labels:
         sizes = {name: size for name, size in nesting["split"].items() if size}
@@ -129,3 +127,4 @@ def _memory_rows(nesting: Record, labels: set[str]) -> Iterator[tuple[str, str]]
         yield f"expected{cpu}", format_bytes(nesting["expected_peak"])
     if not {"line", "un-nested"} & labels:
         yield from nesting["story"]
+    yield from (each for each in target_rows.rows(records.targets_of([nesting])) if each[0] not in labels)

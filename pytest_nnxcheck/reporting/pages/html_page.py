@@ -162,7 +162,8 @@ def _matrix(tests: Numbered, bounds: list[str]) -> Html | str:
     columns = [name for name in _COLUMNS if name in outermost] + sorted(outermost - {*_COLUMNS})
     if not columns:
         return ""
-    targets = list(dict.fromkeys(bound for bound in bounds if bound != records.BUDGET))
+    nestings = (nesting for _, record in tests for nesting in record["nestings"])
+    targets = list(dict.fromkeys(on["target"] for nesting in nestings for on in nesting["targets"]))
     hint = "A square is one nesting, in the column of its outermost layer. Choose one to see its cause."
     head = tag("thead", tag("tr", [tag("th", name, scope="col") for name in ("test", *columns, *targets)]))
 
@@ -172,7 +173,7 @@ def _matrix(tests: Numbered, bounds: list[str]) -> Html | str:
         return tag("div", table, class_="scroll", tabindex=0, role="region", aria_labelledby="matrix")
 
     bad = [each for each in tests if not records.passed(each[1]["test"])]
-    rest = tests[len(bad) :]
+    rest = [each for each in tests if records.passed(each[1]["test"])]
     folded = tag("summary", f"{counted(len(rest), 'further test')}")
     return tag(
         "section",
@@ -198,8 +199,8 @@ def _lines(number: int, record: Records, columns: list[str], targets: list[str],
         for place, nesting in sorted(enumerate(record["nestings"], 1), key=lambda pair: len(pair[1]["layers"])):
             if nesting["mode"] == mode:
                 # The cause of the nesting that the message is about is at the top of its test.
-                of = f"t{number}" if nesting is smallest else f"t{number}n{place}"
-                cells[_column(nesting)].append(cell(nesting, of))
+                target = f"t{number}" if nesting is smallest else f"t{number}n{place}"
+                cells[_column(nesting)].append(cell(nesting, target))
         shown = [" ", tag("span", mode, class_="mode")] if mode != MODES[0] else ""
         name = tag("th", tag("a", _name(record["test"]), href=f"#t{number}"), shown, scope="row")
         squares = [
@@ -265,7 +266,7 @@ def _inside(number: int, record: Records, width: int) -> Iterator[Html]:
     if test["un_nested_peak"]:
         rows = [tag("tr", tag("th", label), tag("td", text)) for label, text in test["un_nested_peak"]]
         summary = tag("summary", "Where the bytes of the un-nested call are")
-        yield tag("details", summary, tag("table", rows, class_="rows"))
+        yield tag("details", summary, tag("table", rows, class_="rows"), class_="raw")
     if nestings:
         ordered = sorted(enumerate(nestings, 1), key=lambda pair: kind(pair[1]) not in {"violated", "failed"})
         listed = [row(nesting, f"t{number}n{place}", width) for place, nesting in ordered]
@@ -286,6 +287,8 @@ def _facts_of_test(record: Records) -> Iterator[str]:
     if record["nestings"]:
         left = f", {test['not_run']} not run" if test["not_run"] else ""
         yield f"{counted(len(record['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
+    elif records.passed(test) and test["message"]:
+        yield records.broken(record)  # why it was skipped
     if list(test["modes"]) not in ([], [MODES[0]]):
         yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
     if on := records.targets_of(record["nestings"]):

@@ -163,6 +163,11 @@ def test_a_test_that_passes_is_one_line():
     assert '<details class="nestings">' in bad
 
 
+def test_a_test_that_was_skipped_says_why():
+    found = documents.ended("t.py::t", [], end="skipped", message="needs 8 devices")
+    assert '<span class="summary">needs 8 devices</span>' in html_page.render(documents.document(found))
+
+
 def test_tests_that_pass_are_folded_in_the_matrix_where_one_fails():
     assert re.findall(r'<details class="further ok"><summary>(.*?)</summary>', MIXED) == ["1 further test"]
     passing = html_page.render(documents.document(documents.ended("t.py::t")))
@@ -171,6 +176,7 @@ def test_tests_that_pass_are_folded_in_the_matrix_where_one_fails():
 
 
 ON = OnTarget("v5e", limit=16 * 2**30, fits=True, peak=4 * 2**30)
+H100 = OnTarget("h100", limit=60 * 2**30, fits=False, left_out="no compiler")
 LARGE = OnTarget("v5e", limit=16 * 2**30, fits=False, refused="RESOURCE_EXHAUSTED")
 
 
@@ -178,13 +184,14 @@ def test_each_target_has_a_column():
     def on(*targets):
         return [documents.outcome("un-nested"), documents.outcome("jit", evidence=Evidence(targets=targets))]
 
-    tests = [documents.ended(f"t.py::t{n}", on(*targets)) for n, targets in enumerate([[ON], [LARGE], []])]
+    tests = [documents.ended(f"t.py::t{n}", on(*targets)) for n, targets in enumerate([[ON, H100], [LARGE], []])]
     text = html_page.render(documents.document(*tests))
-    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["test", "un-nested", "jit", "v5e"]
+    assert re.findall(r'<th scope="col">(.*?)</th>', text) == ["test", "un-nested", "jit", "v5e", "h100"]
     assert re.findall(r'<td data-column="v5e"><span class="(.*?)">(.*?)</span>', text) == [
         ("fit", "fits v5e: 4.0 of 16.00 GiB"),
         ("fit over", "does not fit v5e: more than 16.00 GiB"),
     ]
+    assert '<td data-column="h100"><span class="fit">left out on h100</span>' in text
     options = re.findall(r"<option>(.*?)</option>", text)
     assert options == ["failing first", "share of the budget", "share of v5e"]
     shares = [share.split() for share in re.findall(r'<article class="ok" data-share="(.*?)"', text)]
