@@ -26,7 +26,7 @@ from pytest_nnxcheck.core.peak import Bound, Figures, OnTarget, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import hooks
 from pytest_nnxcheck.reporting import hints, notes, records, report, tally, target_rows
-from pytest_nnxcheck.reporting.pages import html_page, markdown
+from pytest_nnxcheck.reporting.pages import html_nesting, html_page, markdown
 from pytest_nnxcheck.reporting.violations import worded
 
 GIB = 2**30
@@ -311,8 +311,8 @@ def test_the_page_has_a_row_a_target_and_tells_it_once():
     found = reported(held(V5E), told)
     page = html_page.render(found)
     assert '<dt class="">v5e</dt><dd class="">fits: peak 3.1 GiB of 15.75 GiB</dd>' in page
-    assert '<p class="summary">2 nestings: 1 failed, 1 passed · does not fit v5e: 18.2 of 15.75 GiB · ' in page
-    assert html_page.cause(found["nestings"][1]).count("peak 18.2 GiB does not fit 15.75 GiB") == 1
+    assert '<span class="summary">2 nestings: 1 failed, 1 passed · does not fit v5e: 18.2 of 15.75 GiB</span>' in page
+    assert html_nesting.cause(found["nestings"][1]).count("peak 18.2 GiB does not fit 15.75 GiB") == 1
     assert "v5e" not in html_page.render(documents.mixed())
 
 
@@ -321,5 +321,5 @@ def test_the_page_says_whose_peak_it_is_where_there_are_targets():
         documents.outcome("jit"),
         documents.outcome("jit > scan", evidence=replace(documents.EVIDENCE, targets=(V5E,))),
     )["nestings"]
-    assert [">peak on the CPU</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [False, True]
-    assert [">peak</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [True, False]
+    assert [">peak on the CPU</dt>" in html_nesting.cause(nesting) for nesting in (on_cpu, beside)] == [False, True]
+    assert [">peak</dt>" in html_nesting.cause(nesting) for nesting in (on_cpu, beside)] == [True, False]
