@@ -100,6 +100,7 @@ FORMS_OF_TESTS = (
     "test_registered",
     "test_own_assertion",
     "test_only_nested",
+    *(f"test_parameter[{name}]" for name in ("of_a_list", "of_a_subject", "of_wrapped")),
 )
 SHOWN = [*(test for test in TESTS_THAT_BREAK if SINCE.get(test, True)), *FORMS_OF_TESTS]
 

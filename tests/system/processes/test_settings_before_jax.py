@@ -64,9 +64,22 @@ def test_other_constants_are_another_program_where_jax_hands_them_in():
 
 
 PLAIN = """
-def test_plain():
-    import sys
+import sys
 
+class Strict(type):
+    __hash__ = type.__hash__
+
+    def __eq__(cls, other):
+        raise RuntimeError("the code of the user")
+
+class Value(metaclass=Strict):
+    pass
+
+def test_plain():
+    value = Value()
+    assert not {"jax", "numpy"} & sys.modules.keys()
+
+def test_after_another():
     assert not {"jax", "numpy"} & sys.modules.keys()
 """
 IMPORTS = """
@@ -77,10 +90,10 @@ def test_imports():
 """
 
 
-@pytest.mark.parametrize("source", [PLAIN, IMPORTS], ids=["never", "in a test"])
-def test_a_watched_suite_imports_jax_when_its_tests_do(pytester, inner_args, source):
+@pytest.mark.parametrize("source, tests", [(PLAIN, "2 tests"), (IMPORTS, "1 test")], ids=["never", "in a test"])
+def test_a_watched_suite_imports_jax_when_its_tests_do(pytester, inner_args, source, tests):
     """What is called in the meantime meets a module ``flax.nnx`` that has no names yet."""
     pytester.makepyfile(source)
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:randomly", "--nnx-watch")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
+    result.assert_outcomes(passed=int(tests[0]))
+    result.stdout.fnmatch_lines([f"{tests} watched: nothing was left behind*"])
