@@ -270,8 +270,11 @@ MUTANTS = (
     # reporting
     Mutant("tally.worse", Replaces("_RANK.index(outcome.verdict)", "-_RANK.index(outcome.verdict)"), "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("nesting.Misfit.layer", Replaces("field(default=None, compare=False)", "None"), "test_violations.py test_wild.py"),
-    Mutant("html_page.tag", Replaces("html.escape(str(value))", "value"), "test_page.py"),
-    Mutant("html_page.full_width", Replaces("min(budget, _HEADROOM * highest)", "budget"), "test_page.py"),
+    Mutant("html_elements.tag", Replaces("html.escape(str(value))", "value"), "test_page.py"),
+    Mutant("html_nesting.cause", Replaces("[*hint, *details]", "[*details, *hint]"), "test_page.py"),
+    Mutant("html_nesting._rows", Always("not is_about_tracers(nesting)"), "test_page.py"),
+    Mutant("records.shares", Replaces("math.inf", "0.0"), "test_page.py"),
+    Mutant("html_nesting.full_width", Replaces("min(budget, _HEADROOM * highest)", "budget"), "test_page.py"),
     Mutant("baseline_file._value", Replaces("type(value) is int", "isinstance(value, int)"), "test_baseline_file.py"),
     Mutant("selection.is_narrowed", Replaces("row.narrows", "False"), "test_baseline_run.py"),
     Mutant("selection.is_narrowed", Drops("'baseline' in chosen.values"), "test_baseline_run.py"),

@@ -76,7 +76,7 @@ def no_compile_cache() -> str:
     """The reason why programs cannot be kept between runs here; empty if they can."""
     values = jax.config.values
     if jax.__version_info__ < EQUAL_FROM:
-        return f"jax {jax.__version__} gives back programs that tell no aliased bytes"
+        return f"jax {jax.__version__} loads programs without their aliased bytes"
     if jax.default_backend() != "cpu":
         return f"untried on {jax.default_backend()}"
     if not {DIRECTORY, *OPTIONS} <= values.keys() or not all(hasattr(compilation_cache, name) for name in _OPENED):

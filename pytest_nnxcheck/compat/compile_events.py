@@ -113,4 +113,4 @@ def no_totals() -> str:
     """The reason why the totals of a program's memory may be wrong; empty if they are right. See `EQUAL_FROM`. All versions."""
     if jax.__version_info__ >= EQUAL_FROM or not jax.config.values.get(DIRECTORY):
         return ""
-    return f"jax {jax.__version__} gives back programs from {DIRECTORY} that tell no aliased bytes"
+    return f"jax {jax.__version__} loads programs from {DIRECTORY} without their aliased bytes"

@@ -184,7 +184,7 @@ def unexpected_passes(
         held = sum(outcome.verdict == "held" for outcome in about)
         remedy = f"take the entry out of {entry.origin}"
         if held and not any(entry.key in outcome.expected for outcome in about):
-            yield f"expected failure {entry} did not happen: {counted(held, 'nesting')} held, {remedy}"
+            yield f"expected failure {entry} did not happen: {counted(held, 'nesting')} passed, {remedy}"
         # An entry of a file may be for other tests of its table.
         elif not about and not entry.table:
             yield f"expected failure {entry} matches no nesting that ran, {remedy}"

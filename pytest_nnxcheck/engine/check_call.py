@@ -318,7 +318,7 @@ def not_run(call: Call, leaks: tuple[Leak, ...]) -> Checked:
     if not judgement.violations:
         paths = some([leak.path for leak in leaks])
         raise CheckError(
-            f"{call.subject.name} runs with tracers that cannot be put back, in {paths}: assert the invariant tracers"
+            f"{call.subject.name} holds tracers that the plugin cannot remove, in {paths}: add tracers to the invariants"
         )
     return Checked(None, Outcome(call.nesting, "violated", judgement.violations, evidence=Evidence(leaks=leaks)))
 

@@ -178,8 +178,8 @@ def refuse_a_second(subject: Subject, seen: Originals, example: Example) -> None
             bool(first is value or first == value)
         except Exception:  # noqa: BLE001 - the user's code may raise anything
             raise CheckError(
-                f"{subject.path(path)} is a {type(value).__name__} with arrays, and == of two such raises: so does a jitted function "
-                "that meets a second model, and the body of this test makes one for every nesting. Keep the arrays in Variables, "
+                f"{subject.path(path)} is a {type(value).__name__} with arrays, and == of two such objects raises. A jitted function "
+                "that meets a second model compares them, and the body of this test makes a model for every nesting. Keep the arrays in Variables, "
                 "write @dataclass(eq=False), or make the model in a fixture of a wider scope"
             ) from None
 

@@ -120,7 +120,7 @@ def read_all(typed: Iterable[tuple[str, str]], ids: Iterable[str]) -> tuple[Name
             checks[-1] = replace(last, abstract=True)
     common, *own = [*checks, *map(_read, ids)]
     if not own:
-        raise SettingError(f"option {next(iter(typed))[0]}: of which check? Add {flag('check')} package.module:Name")
+        raise SettingError(f"option {next(iter(typed))[0]} needs a check: add {flag('check')} package.module:Name")
     return tuple(dict.fromkeys(each.over(common) for each in own))
 
 

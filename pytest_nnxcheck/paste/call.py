@@ -69,9 +69,12 @@ class Call:
         labels = [*subject.labels.values(), *subject.input_names]
         parameters = inspect.signature(subject.function).parameters.values()
         given = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD][: len(labels)]
-        if not subject.input_names or given[1:] != labels[1:]:
+        # The program calls it by its own parameters, beside these two names.
+        if not subject.input_names or given[1:] != labels[1:] or {"subject", "wrapped"} & {*labels}:
             return ""
-        return "subject(state, *inputs)" if given[0] == labels[0] else "state(*inputs)"
+        if given[0] == labels[0]:
+            return "subject(state, *inputs)"
+        return "state(*inputs)" if getattr(subject.function, "__name__", "") == "__call__" else ""
 
     @property
     def given(self) -> str:

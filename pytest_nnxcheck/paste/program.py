@@ -142,4 +142,4 @@ def ending(call: Call, usage: Usage) -> Iterator[str]:
         yield f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}"
     else:
         yield usage.call
-    yield f'print("held:", {str(call.nesting)!a})'
+    yield f'print("passed:", {str(call.nesting)!a})'

@@ -42,12 +42,12 @@ def register(config: pytest.Config) -> BaselineHooks | None:
     if given is None:
         if asked:
             raise SettingError(
-                f"option {asked[0]}: of which file? Add {flag('baseline')} PATH, or nnx_baseline to the ini file"
+                f"option {asked[0]} needs a file: add {flag('baseline')} PATH, or nnx_baseline to the ini file"
             )
         return None
     if {UPDATE, NEW_ONLY} <= {*asked}:
         raise SettingError(
-            f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
+            f"options {UPDATE} and {NEW_ONLY}: the first replaces every entry, the second keeps them all: give one of them"
         )
     request = Request(
         given.value,
@@ -216,7 +216,7 @@ class BaselineHooks:
         except (baseline_comparison.Refused, SettingError) as error:
             return str(error), False
         except OSError as error:
-            return f"{atomic_file.reason(error)}, what was there is as it was", False
+            return f"{atomic_file.reason(error)}; the file is unchanged", False
         return baseline_comparison.changes(before, after), True
 
     @pytest.hookimpl

@@ -66,7 +66,7 @@ def read(path: Path, shown: str) -> tuple[Table, ...]:
 def _table(pattern: str, entries: object, shown: str, lines: list[str]) -> Table:
     if not isinstance(entries, Mapping):
         example = '["tests/test_model.py::test_block"]'
-        raise SettingError(f"{shown}: {pattern!r} stands outside of a table, write the test above it, as {example}")
+        raise SettingError(f"{shown}: {pattern!r} is outside of a table, write the test above it, as {example}")
     if any(isinstance(reason, Mapping) for reason in entries.values()):
         raise SettingError(f"{shown}: table {pattern!r} holds tables, put the node id in quotes, as a whole")
     origin = f"{shown}, table {pattern!r}"

@@ -72,7 +72,7 @@ class Progress:
 
 
 def ended(nesting: Nesting, outcome: Outcome | None, seconds: float) -> str:
-    """``held   44.7 KiB   0.31 s   jit > scan > remat``: what may be of any length comes last."""
+    """``passed   44.7 KiB   0.31 s   jit > scan > remat``: what may be of any length comes last."""
     from pytest_nnxcheck.reporting import tally
 
     longest = max(map(len, (*tally.VERDICTS.values(), NOT_CHECKED)))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import subprocess
+import tomllib
 import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -107,7 +109,7 @@ class Publisher:
             record = self._of_run(item.nodeid)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
             record = records.unknown(item.nodeid)
-            why = f"nnx report: cannot tell of this test: {type(error).__name__}: {error}"
+            why = f"nnx report: cannot record this test: {type(error).__name__}: {error}"
             record["test"]["message"] = records.plain(why)
             return record
         test = record["test"]
@@ -208,6 +210,8 @@ class Publisher:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "packages": {name: wheels.version(name) or "not installed" for name in _PACKAGES},
+            "project": _project(session.config.rootpath),
+            "commit": _commit(session.config.rootpath),
         }
 
     @pytest.hookimpl(trylast=True)
@@ -219,6 +223,28 @@ class Publisher:
             terminalreporter.section(TITLE, red=True)
         for line in self.problems:
             terminalreporter.write_line(f"ERROR {records.plain(line)}", red=True)
+
+
+def _project(root: Path) -> str:
+    """The name of the project in its ``pyproject.toml``, or that of its folder."""
+    try:
+        name = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    except (OSError, ValueError, LookupError, TypeError):
+        name = ""
+    return name if name and isinstance(name, str) else root.name
+
+
+def _commit(root: Path) -> str:
+    """The commit that GitHub Actions names, or that git has checked out in this folder; empty without both."""
+    if named := os.environ.get("GITHUB_SHA"):
+        return named
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()  # noqa: S603 - arguments of our own
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""  # no git, no commit yet, or a folder that git does not trust
 
 
 def _text_of(error: BaseException) -> str:

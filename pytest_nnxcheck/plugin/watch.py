@@ -188,8 +188,8 @@ class WatchHooks:
         partly = sum(not result["complete"] for result in results)
         missing = [self.monitor.missing, *sorted({result["unread"] for result in results})]
         if self.budget is not None and self.budget.bytes is None:
-            a_multiple = f"memory_budget {self.budget} is a multiple, which a test has that is marked"
-            missing.append(f"{a_multiple}: write bytes to hold all programs to it")
+            a_multiple = f"memory_budget {self.budget} is a multiple, which works in marked tests alone"
+            missing.append(f"{a_multiple}: write bytes to bound the programs of other tests")
         count = message.summary(len(results), partly, kinds, missing)
         # Of the parameters of a test the first that called a module, in whatever order they ran.
         found = [result["to_mark"] for _, result in sorted(self.results.items(), reverse=True) if result["to_mark"]]

@@ -231,7 +231,7 @@ def _made(cls: type[_T], content: object) -> _T:
     needed = [member.name for member in fields(cls) if member.metadata != _OPTIONAL]
     if not isinstance(content, dict) or not {*needed} <= content.keys() <= kinds.keys():
         there = [*content] if isinstance(content, dict) else content
-        raise _BadLine(f"here belong {', '.join(needed)}, and there is {_json(there):.60}: {_ANEW}")
+        raise _BadLine(f"this line needs {', '.join(needed)}, and has {_json(there):.60}: {_ANEW}")
     return cls(**{name: _value(name, kinds[name], value) for name, value in content.items()})
 
 

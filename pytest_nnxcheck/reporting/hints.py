@@ -57,7 +57,7 @@ TABLE = {
     },
     "captured by eval_shape": "pass the module as an argument: nnx.eval_shape(f, {modules}, x)",
     **{
-        f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, {{modules}})"
+        f"captured by {name}": f"pass the module as a further argument, after the one to differentiate: nnx.{name}(f)(x, {{modules}})"
         for name in ("grad", "value_and_grad")
     },
     "captured by checkpoint": "pass the module as an argument: nnx.remat(f)({modules}, x)",
@@ -81,7 +81,7 @@ TABLE = {
     "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
     "constant of the call": "make with jnp what NumPy makes in the call, or keep it in an nnx.Variable of the module: as a constant it is part of"
     " every program that is compiled",
-    "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
+    "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): without it nnx.remat returns every parameter as updated, and nnx.scan copies them all",
     "scan over references": "read them by their index in the loop, reference[i]: jax.lax.scan over references copies them all, since it takes"
     " out the slice of each step and puts it back",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
@@ -104,7 +104,7 @@ TABLE = {
     " kind='no_grad_no_remat'): a gradient runs the write a second time, and differentiates that run",
     "grows": "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size",
     "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
-    "not returned": "return the new value of every donated array; what has none, a batch say, is not for `donate`",
+    "not returned": "return the new value of every donated array; do not donate an array that has none, a batch for example",
     "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most"
     " transforms drop",
     "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
@@ -293,7 +293,7 @@ TWICE: dict[Twice, str] = {
     "read, then written": f"read, and a part of it written in no order with that; read first, {COMES_FIRST}, then write into that value (jax 0.12"
     " or newer)",
     "stacked anew": "taken by a scan step by step, a part written, and stacked anew; carry the whole stack, and write into it in place",
-    "joined": "joined into one array; keep them in one Variable, or take each by itself",
+    "joined": "joined into one array; keep them in one Variable, or take each of them separately",
     "cut and joined again": "cut and joined again; write into the whole, in place",
     "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
 }
@@ -313,12 +313,14 @@ def advice(piece: Advice) -> str:
             return f"{size}: all of {whose} once more, {TWICE[piece.operation]}{at}"
         case facts.Saved():
             return (
-                f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
+                f"{size}, the largest part of the peak: {piece.steps} steps of a scan save it for the backward pass,"
                 f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
             )
         case facts.Stack():
             cure = (
-                "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
+                "and only one step is read; carry that one"
+                if piece.read
+                else "and nothing reads them; do not return them"
             )
             return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
         case facts.LargeLine():

@@ -18,7 +18,7 @@ MISFITS: dict[MisfitKind, str] = {
     "replaced": "{carries}, and the call puts another Variable in place of {of}, where it could assign to its value",
     "attributes set": "compares the modules before and after a step, and the call sets attributes that are no arrays",
     "sharded leaf": "puts the state whole on each device, and {of} is sharded over several",
-    "no float input": "the call takes no floating point array, and with the module captured grad differentiates by nothing else",
+    "no float input": "the call takes no floating point array, and with the module captured grad has nothing else to differentiate",
     "no parameter": "the state holds no floating point nnx.Param to differentiate by",
     "no float output": "the call returns no floating point array to differentiate",
     "no derivative": "the call cannot be differentiated: {other}",

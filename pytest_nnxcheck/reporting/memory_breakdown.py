@@ -168,7 +168,7 @@ def captured(evidence: Evidence, split: Split) -> Iterator[Row]:
     if others := sum(count for _, count in rows[CAPTURED:]):
         yield "", f"and {others if len(evidence.captured) < SHOWN else 'many'} more"
     if left_out(size, split):
-        yield "", f"{kept(split)}: one of equal elements, and the results of what it computes beforehand"
+        yield "", f"{kept(split)}: of equal elements it stores one, and of what it computes beforehand the result"
 
 
 def left_out(captured: int, split: Split) -> bool:

@@ -44,7 +44,7 @@ FACTS: dict[data.FactKind, str] = {
     "untrained": "{of} steps its optimizer, and leaves {some} as they are: it trains a copy of the model",
     "in one array": "called without a jit, {of} leaves {all} in one array (pairs: {count}): a jit that donates both is refused from then on; hand"
     " over a copy, jax.tree.map(jnp.copy, ...)",
-    "not put back": "{some} could not be put back: what a nesting left there is met by the next",
+    "not put back": "{some} could not be put back: the next nesting meets what this one wrote there",
     "peak on target": "the un-nested peak on {some} is {times} times the CPU's: {peaks}",
     "left out on target": "left out on {all}: {of}",
     "nothing on target": "no program was compiled for {all}: {of}",

@@ -24,6 +24,9 @@ VERSION = 1
 """The version of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
 
 NAME = "pytest-nnxcheck report"
+BUDGET = "the budget"
+"""The memory bound of a test that is no target."""
+
 LONGEST_PROGRAM = 256 * 1024
 """Characters of a program to paste that a report takes in; a longer file is named by its path alone."""
 
@@ -192,3 +195,14 @@ def worst_peak(record: Records) -> Record | None:
     """The nesting whose peak is the largest part of its budget, or just the largest."""
     measured = [nesting for nesting in record["nestings"] if nesting["peak"] is not None]
     return max(measured, key=lambda nesting: tally.height(nesting["peak"], nesting["budget"]), default=None)
+
+
+def shares(record: Records) -> dict[str, float]:
+    """The part of each memory bound that a test takes: of its budget, and of the limit of each target."""
+    worst, found = worst_peak(record), {}
+    if worst is not None and worst["budget"]:
+        found[BUDGET] = worst["peak"] / worst["budget"]
+    for on in targets_of(record["nestings"]):
+        if not on.left_out and on.limit:
+            found[on.target] = on.peak / on.limit if on.peak is not None else 0.0 if on.fits else math.inf
+    return found

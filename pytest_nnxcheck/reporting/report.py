@@ -20,9 +20,12 @@ from pytest_nnxcheck.reporting import tally, target_rows, violations
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
-REFUSED = "nnx nesting rejected by flax"
-REFUSED_MODE = "nnx mode rejected by flax"
+REFUSED = "nnx nesting not supported by flax"
+REFUSED_MODE = "nnx mode not supported by flax"
 NOTHING = "nnx nothing was checked"
+
+_REASONS = {"failed": "raised", "rejected": "reason"}
+"""Labels of the row that says why a nesting has its verdict."""
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -134,10 +137,12 @@ def _mode_lines(report: Report) -> str:
     for mode, outcomes in tally.by_mode(report.outcomes).items():
         verdict = tally.of_mode(outcomes)
         if verdict == "rejected":
-            lines.append(f"{mode} rejected by flax   {tally.rejection(outcomes)}")
+            lines.append(f"{mode} {VERDICTS[verdict]}   {tally.rejection(outcomes)}")
             continue
         smallest = "" if verdict == "held" else f"; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
-        lines.append(f"{mode} {verdict}   {counts(Counter(outcome.verdict for outcome in outcomes))}{smallest}")
+        lines.append(
+            f"{mode} {VERDICTS[verdict]}   {counts(Counter(outcome.verdict for outcome in outcomes))}{smallest}"
+        )
     return "\n".join(lines)
 
 
@@ -150,7 +155,7 @@ def headline(outcome: Outcome) -> str:
     """The first line: the invariant that broke, or what else is the matter."""
     if outcome.violations:
         return f"{BROKEN}: {outcome.violations[0].invariant}"
-    return f"nnx nesting failed: {outcome.nesting}" if outcome.verdict == "failed" else f"{REFUSED}: {outcome.nesting}"
+    return f"nnx nesting raised: {outcome.nesting}" if outcome.verdict == "failed" else f"{REFUSED}: {outcome.nesting}"
 
 
 def in_short(outcome: Outcome) -> str:
@@ -167,7 +172,7 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
     yield from outcome.explained
     yield from (("note", note) for note in outcome.notes)
     yield from (("also broken", text) for text in _also_broken(report, outcome))
-    yield from (("also failed", f"{o.nesting}: {o.reason:.100}") for o in _other_failures(report, outcome))
+    yield from (("also raised", f"{o.nesting}: {o.reason:.100}") for o in _other_failures(report, outcome))
     if _shows_modes(report):
         yield "modes", _mode_lines(report)
     if outcome.program:
@@ -178,12 +183,12 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
 def found_rows(outcome: Outcome) -> Iterator[Row]:
     """The broken invariants of a nesting, or the reason why it was rejected or failed."""
     if outcome.reason:
-        yield outcome.verdict, outcome.reason
+        yield _REASONS.get(outcome.verdict, outcome.verdict), outcome.reason
     for violation in outcome.violations:
         yield violation.invariant, violation.summary
-        yield from violation.details
         if violation.hint:
             yield "hint", violation.hint
+        yield from violation.details
 
 
 def _shows_modes(report: Report) -> bool:
@@ -212,7 +217,7 @@ def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:
 
 
 def tried(report: Report) -> str:
-    """``smallest of 41 tried; 1 violated, 31 held, 9 rejected by flax``."""
+    """``smallest of 41 tried; 1 failed, 31 passed, 9 not supported by flax``."""
     if report.settings.nesting is not None:
         return "replayed, no other was tried"
     left = f"; {report.not_run} not run, --nnx-all runs them" if report.not_run else ""
@@ -270,7 +275,11 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         (entry, sum(entry.key in outcome.expected for outcome in report.outcomes))
         for entry in report.settings.expected_failures
     ]
-    modes = ", ".join(f"{mode} {verdict}" for mode, verdict in report.modes.items()) if _shows_modes(report) else ""
+    modes = (
+        ", ".join(f"{mode} {VERDICTS[verdict]}" for mode, verdict in report.modes.items())
+        if _shows_modes(report)
+        else ""
+    )
     seconds = ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out)
     pairs = {
         "nnx_verdict": report.verdict if report.outcomes else None,

@@ -14,9 +14,9 @@ from pytest_nnxcheck.core.outcome import Outcome, Verdict
 from pytest_nnxcheck.core.peak import OnTarget
 
 VERDICTS = {
-    "violated": "violated",
-    "failed": "failed",
-    "held": "held",
+    "violated": "failed",
+    "failed": "raised",
+    "held": "passed",
     "expected": "expected to fail",
     "rejected": "not supported by flax",
     "unfit": "left out",
@@ -40,7 +40,7 @@ def word(outcome: Outcome) -> str:
 
 
 def counts(of: Mapping[str, int]) -> str:
-    """``1 violated, 31 held``: the verdicts that occur, the worst first."""
+    """``1 failed, 31 passed``: the verdicts that occur, the worst first."""
     return ", ".join(f"{of[verdict]} {word}" for verdict, word in VERDICTS.items() if of.get(verdict))
 
 

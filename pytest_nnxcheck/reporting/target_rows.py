@@ -24,7 +24,7 @@ def fit(on: OnTarget) -> str:
         return f"left out: {on.left_out}"
     if on.peak is None:
         refused = f"does not fit {limit(on)}: {on.refused}".removesuffix(": ")
-        return "compiles; this compiler tells no totals" if on.fits else refused
+        return "compiles; this compiler reports no totals" if on.fits else refused
     if on.fits and on.peak > on.limit:
         return f"fits: its compiler takes the program, whose totals sum up to {peak(on.peak, on.limit)}"
     verb = "fits: peak {} of {}" if on.fits else "peak {} does not fit {}"

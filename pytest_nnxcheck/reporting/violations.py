@@ -91,14 +91,14 @@ def tracers(findings: Findings) -> Text:
         when, un_nested = "", "the call itself, un-nested"
         if first.leak.before:
             when, un_nested = ", before the call", "a transform before the call"
-        left_by = ("left by", first.leak.layer or un_nested)
-        return f"tracers remain in {paths}{when}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
+        leaked_by = ("leaked by", first.leak.layer or un_nested)
+        return f"tracers remain in {paths}{when}", [*rows, *rest(findings), leaked_by], hints.tracer_left(first)
     if isinstance(first, data.MadeInEndedTrace):
         rows = [("pinned", f"{finding.path}   {finding.type}") for finding in shown]
         summary = f"{first.path} was made in a trace that has ended: flax refuses every write to it"
         return summary, [*rows, *rest(findings)], hints.hint("pinned")
     rows = [("changed", finding.path) for finding in shown]
-    return f"eval_shape changed {first.path}", [*rows, *rest(findings), ("left by", str(first.layer))], ""
+    return f"eval_shape changed {first.path}", [*rows, *rest(findings), ("leaked by", str(first.layer))], ""
 
 
 def leaked(leak: Leak) -> list[Row]:

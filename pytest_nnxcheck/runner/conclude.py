@@ -82,7 +82,7 @@ def _unasserted(run: Run) -> str:
         run.settings.donate == "none" or nothing_reused
     ):
         return (
-            "donation is asserted of what the outermost jit donates, and no program reused a buffer"
+            "donation is checked for the arguments that the outermost jit donates, and no program reused a buffer"
             f" (donate is {run.settings.donate}): donate what the call changes, or add tracers to the invariants"
         )
     judged = (outcome.nesting.layers for outcome in outcomes if outcome.verdict != "rejected")
@@ -92,6 +92,6 @@ def _unasserted(run: Run) -> str:
         return ""
     names = " and ".join(invariant.name for invariant in asserted)
     return (
-        f"{names} can be asserted of compiled programs alone, and no nesting has a jit outside: add jit to the"
+        f"{names} can be checked in compiled programs alone, and no nesting has an outer jit: add jit to the"
         " transforms, or tracers to the invariants"
     )

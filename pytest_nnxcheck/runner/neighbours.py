@@ -13,7 +13,7 @@ from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
-from pytest_nnxcheck.core.outcome import BodyFinished, ConstantsCaptured, FindingOnTarget, Outcome, nobody
+from pytest_nnxcheck.core.outcome import BodyFinished, ConstantsCaptured, FindingOnTarget, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.example import Handed
@@ -30,6 +30,15 @@ MOST = 12
 
 HANDED = ("argument", "functional")
 """Styles that are tried whatever the settings name: a module that a closure captures can be handed over in these ways."""
+
+STEPS: dict[Verdict, str] = {
+    "held": "passes",
+    "violated": "fails",
+    "failed": "raises",
+    "expected": "fails as expected",
+    "rejected": "is not supported by flax",
+}
+"""The words for the verdict of a nesting in the row of the steps from the un-nested call."""
 
 TryOut = Callable[[Nesting, Settings], Outcome | None]
 """Runs a nesting, or looks its outcome up; None where the test body raised before the call, or ran no call."""
@@ -105,7 +114,7 @@ class Around:
     """The neighbours that hold."""
     tried: int
     """The number of neighbours that were tried."""
-    way: tuple[tuple[Nesting, str], ...]
+    way: tuple[tuple[Nesting, Verdict], ...]
     """The nestings from the un-nested call to the first that fails, each with its verdict."""
     handed: bool | None = None
     """True if the broken invariants hold once a closure layer is handed the module; `None` where no layer captures it."""
@@ -128,10 +137,10 @@ def look_around(outcome: Outcome, settings: Settings, exclusions: Exclusions, tr
     )
 
 
-def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[Nesting, str]]:
+def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[Nesting, Verdict]]:
     for step in way(outcome.nesting):
         result = outcome if step == outcome.nesting else try_out(step, settings)
-        verdict = result.verdict if result is not None else "failed"
+        verdict: Verdict = result.verdict if result is not None else "failed"
         yield step, verdict
         if verdict in ("violated", "failed", "expected"):
             return
@@ -227,8 +236,8 @@ def rows(around: Around) -> Iterator[tuple[str, str]]:
         yield "hint", hints.hint("not donated", names=names, donate=donate, peak=format_bytes(peak))
     if around.holds:
         more = f", and {len(around.holds) - SHOWN} more" if around.holds[SHOWN:] else ""
-        yield "holds", f"{', '.join(map(str, around.holds[:SHOWN]))}{more}   (nearest, of {around.tried} tried)"
+        yield "passes", f"{', '.join(map(str, around.holds[:SHOWN]))}{more}   (similar, of {around.tried} tried)"
     elif around.tried:
-        yield "holds", f"none of the {around.tried} nearest: a layer in another style, or taken away"
+        yield "passes", f"no similar nesting ({around.tried} tried, one layer changed or removed)"
     if len(around.way) > 1:
-        yield "way", ", ".join(f"{step} {verdict}" for step, verdict in around.way)
+        yield "steps", ", ".join(f"{step} {STEPS[verdict]}" for step, verdict in around.way)

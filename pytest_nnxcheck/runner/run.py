@@ -114,7 +114,7 @@ class Run:
         if not words or not outcomes or failed or compiled:
             return ()
         asserted = TARGETED & {*self.settings.invariants}
-        why = "no nesting with a jit outside was run" if asserted else "neither memory nor donation is asserted"
+        why = "no nesting with an outer jit was run" if asserted else "neither memory nor donation is asserted"
         return (Fact("nothing on target", words, why),)
 
     def forget(self) -> None:

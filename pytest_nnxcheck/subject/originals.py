@@ -112,7 +112,7 @@ def held_before(subject: Subject, tracers: list[Found]) -> tuple[Leak, ...]:
     paths = ", ".join(tracer.path for tracer in tracers[:3])
     from_elsewhere = "the call is made inside a transform. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
     from_eval_shape = (
-        "nnx.eval_shape leaves what the constructor puts there and not in a Variable. Let the constructor not keep it, "
+        "the constructor keeps an array there outside of any Variable, and nnx.eval_shape leaves its tracer. Let the constructor not keep it, "
         "or take it away from the abstract module before nnx_wrap gets it"
     )
     reason = from_eval_shape if subject.abstract else from_elsewhere

@@ -148,7 +148,9 @@ class Subject:
         for word in wanted:
             if word not in names:
                 valid = ", ".join(dict.fromkeys(names)) or "none"
-                raise CheckError(f"donate={donate!r}: {self.name} has no argument {word} with arrays, it has {valid}")
+                raise CheckError(
+                    f"donate={donate!r}: {self.name} takes no array argument named {word!r}; its array arguments are: {valid}"
+                )
         return tuple(number for number, name in enumerate(names) if name in wanted)
 
     def path(self, path: Path) -> str:

@@ -86,13 +86,22 @@ def made_by(name: str, registered: Registered) -> Callable[[Program, Plan], Prog
             if not callable(program):
                 raise CheckError(f"{who} returned {_describe(program)}, not a function: {_SIGNATURE}")
             out = program(state, *inputs)
-            if plan.shapes is not None and (got := _describe(out)) != (expected := _describe(plan.shapes)):
+            if plan.shapes is not None and _types(out) != _types(plan.shapes):
+                got, expected = _describe(out), _describe(plan.shapes)
                 raise CheckError(f"{who} returned {got}, where the program inside it returns {expected}: {_SIGNATURE}")
             return out
 
         return layer
 
     return make
+
+
+def _types(tree: Any) -> Any:
+    """The structure of a tree, and the shapes and dtypes of its leaves."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
 
 
 def _describe(tree: Any) -> str:

@@ -112,9 +112,12 @@ def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
 
 def merged(warned: Iterable[UnusedBuffers], seen: Iterable[UnusedBuffers]) -> tuple[UnusedBuffers, ...]:
     """The warnings of jax and what `widened` saw. Of one type, the latter says more."""
+    warned, seen = [*warned], [*seen]
+    if not (warned or seen):  # a suite without jax stays without it
+        return ()
     from pytest_nnxcheck.compat import compile_events
 
-    warned, types = [*warned], {buffers.type for buffers in warned}
+    types = {buffers.type for buffers in warned}
     more = [buffers for buffers in seen if buffers.type in types or not compile_events.warns_of_widened()]
     types = {buffers.type for buffers in more}
     return tuple(dict.fromkeys([*(buffers for buffers in warned if buffers.type not in types), *more]))

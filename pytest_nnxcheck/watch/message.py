@@ -102,7 +102,7 @@ def _rows(left: LeftBehind) -> Iterator[Row]:
     yield from _first(left.copying, _copying_rows, more="more programs")
     yield (
         "see",
-        f"@pytest.mark.{MARKER} on a test of this module names the nesting that breaks it, and the nearest one that holds",
+        f"@pytest.mark.{MARKER} on a test of this module names the smallest failing nesting, and similar ones that pass",
     )
 
 
@@ -130,7 +130,7 @@ def _leftover_rows(leftover: Leftover) -> Iterator[Row]:
 
 def _unused_rows(buffers: UnusedBuffers) -> Iterator[Row]:
     which = f"{buffers.count} of " if len(buffers.leaves) > buffers.count else ""
-    yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'which no local variable holds'}"
+    yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'no local variable holds it'}"
 
 
 def _cure(buffers: UnusedBuffers) -> str:
@@ -146,7 +146,7 @@ def _over_budget_rows(program: WastefulProgram) -> Iterator[Row]:
 
 
 def _copying_rows(program: WastefulProgram) -> Iterator[Row]:
-    held = f"temporaries of {program.name} hold {format_bytes(program.copied)} of it once more"
+    held = f"temporaries of {program.name} hold {format_bytes(program.copied)} of it a second time"
     copies = program.copied / program.state
     yield "copied", f"{some(program.leaves)}: {held}, {copies:.2f} copies of the state"
     yield "", _compiled(program)
@@ -171,7 +171,7 @@ def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[st
     """``30 tests watched: 1 left tracers behind``, and what is ``missing``."""
     counts = [f"{kinds.count(kind)} {text}" for kind, (_, text) in _KINDS.items() if kind in kinds]
     text = f"{counted(looked, 'test')} watched: {', '.join(counts) or 'nothing was left behind'}"
-    text += f"; {partly} looked at in part, they reach too much" if partly else ""
+    text += f"; {partly} checked in part: they reach too many objects" if partly else ""
     return "; ".join([text, *filter(None, missing)])
 
 

@@ -137,8 +137,13 @@ def _is_inner(frame: FrameType) -> bool:
 
 def _may_hold(value: object) -> bool:
     """True if a graph node may be behind a value; arrays and numbers hold none."""
-    containers = (list, tuple, dict, set)
-    return type(value) in containers or top_package(type(value)) not in {"builtins", "numpy", "jax", "jaxlib"}
+    # By identity: `==` may be the code of the class's metaclass.
+    return any(type(value) is container for container in (list, tuple, dict, set)) or top_package(type(value)) not in {
+        "builtins",
+        "numpy",
+        "jax",
+        "jaxlib",
+    }
 
 
 def _is_module(value: Any) -> bool:

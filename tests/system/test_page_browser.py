@@ -101,14 +101,17 @@ def test_a_click_on_a_failing_cell_shows_its_cause_and_program(either, tmp_path,
     document = documents.mixed()
     document["nestings"][2].update(program="program.py", program_text="print('the program')")
     show(either, tmp_path / "report with spaces.html", document, width)
-    cause = find(either, "#t1n3")
-    assert not cause.is_displayed()
     find(either, "a.cell.violated").click()
-    assert cause.is_displayed()
-    for said in ("peak 5.0 MiB is over the budget of 4.0 MiB", "print('the program')", "--nnx-nesting 'jit > scan'"):
+    cause = find(either, "#t1")
+    for said in ("peak 5.0 MiB is over the budget of 4.0 MiB", "Program: program.py", "--nnx-nesting 'jit > scan'"):
         assert said in cause.text
     inside = cause.rect["y"] - either.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssVisualViewport"]["pageY"]
     assert 0 <= inside < 900
+    again = find(either, "#t1n3")
+    assert not again.is_displayed()
+    find(either, "#t1 .nestings > summary").click()
+    find(either, "#t1 .nesting.violated > summary").click()
+    assert "print('the program')" in again.text
     assert not find(either, "#t2n2").is_displayed()
     find(either, "a.cell.failed").send_keys(Keys.ENTER)  # by keyboard as well
     assert "TypeError: no batch" in find(either, "#t1n4").text
@@ -124,6 +127,60 @@ def test_the_filters_leave_what_failed(either, tmp_path):
     find(either, "#hide-held").click()
     assert not find(either, "tr.bad a.cell.held").is_displayed()
     assert find(either, "tr.bad a.cell.violated").is_displayed()
+
+
+def test_a_test_that_passes_opens_from_its_square(either, tmp_path):
+    show(either, tmp_path / "report.html", documents.mixed())
+    assert find(either, "article.ok h3").is_displayed()
+    assert not find(either, "#t2").is_displayed()
+    find(either, ".further > summary").click()
+    find(either, 'a.cell[href="#t2n2"]').click()
+    assert find(either, "#t2n2").is_displayed()
+
+
+def test_commands_and_programs_can_be_copied(driver, tmp_path):
+    document = documents.mixed()
+    document["nestings"][2].update(program="program.py", program_text="print('the program')")
+    show(driver, tmp_path / "report.html", document)
+    driver.execute_script("document.addEventListener('copy', () => window.copied = document.activeElement.value)")
+    for secure in (True, False):
+        if not secure:
+            driver.execute_script("navigator.clipboard.writeText = () => Promise.reject()")
+        else:
+            driver.execute_script("navigator.clipboard.writeText = async text => window.copied = text")
+        for selector, text in [(".command", document["nestings"][2]["replay"]), (".program", "print('the program')")]:
+            button = find(driver, f"#t1 .failure {selector} .copy")
+            button.click()
+            assert driver.execute_async_script("setTimeout(() => arguments[0](window.copied), 50)") == text
+            assert button.text == "Copied"
+    assert find(driver, "#t1 .program").get_attribute("open") is None
+
+
+def test_the_tests_are_sorted_by_their_share_of_a_bound(driver, tmp_path):
+    ends = [documents.ended(f"t.py::t{n}", [documents.outcome("jit", peak=n * 100, budget=1000)]) for n in (5, 7, 6)]
+    ends += [
+        documents.ended("t.py::t9", [documents.outcome("scan")]),
+        documents.ended("t.py::t8", documents.BROKEN, end="failed"),
+    ]
+    show(driver, tmp_path / "report.html", documents.document(*ends))
+
+    def names(within):
+        found = driver.find_elements("css selector", f"{within} .test-name")
+        return [name.get_attribute("textContent") for name in found]
+
+    assert names("article") == ["t8", "t5", "t6", "t7", "t9"]
+    find(driver, "#order option:nth-child(2)").click()
+    assert names("article") == ["t8", "t7", "t6", "t5", "t9"]  # five of four megabytes come first
+    assert names(".further tr") == ["t7", "t6", "t5", "t9"]
+    find(driver, "#order option").click()
+    assert names("article") == ["t8", "t5", "t6", "t7", "t9"]
+
+
+def test_without_scripts_there_is_no_button(tmp_path_factory, tmp_path):
+    with started(tmp_path_factory, scripts=False) as driver:
+        show(driver, tmp_path / "report.html", documents.mixed())
+        assert driver.find_elements("css selector", "button") == []
+        assert not find(driver, "#order").is_displayed()
 
 
 @pytest.mark.parametrize("width, scheme", SCREENS)

@@ -174,13 +174,13 @@ def test_by_default_the_plain_jit_and_what_broke_are_compiled_for_targets():
 def test_without_a_jit_outside_nothing_is_compiled_and_a_note_says_so():
     report = check(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)), target="v5e", transforms="scan")
     assert not compiled(report)
-    assert "no program was compiled for v5e: no nesting with a jit outside was run" in report.notes
+    assert "no program was compiled for v5e: no nesting with an outer jit was run" in report.notes
 
 
 def test_nothing_is_judged_in_silence():
     model, x = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8))
     unjudged = check(model, x, target="v5e", sweep="probes", max_examples=0, styles="argument")
-    assert "no program was compiled for v5e: no nesting with a jit outside was run" in unjudged.notes
+    assert "no program was compiled for v5e: no nesting with an outer jit was run" in unjudged.notes
     tracers = checked(model, x, target="v5e", invariants="tracers")
     assert "no program was compiled for v5e: neither memory nor donation is asserted" in tracers.notes
     assert compiled(check(model, x, effort="quick", target="v5e", styles="closure")) == {"jit[closure]"}

@@ -116,8 +116,8 @@ WRONG = [
     ([(CHECK, "models.py")], "'models.py' is a file, write its module: models:Name"),
     ([(CHECK, "a:B(f32(8)")], "is not an expression of Python"),
     ([(CHECK, "a:B(")], r"'a:B\(' has no '\)' at its end, write a:B with --nnx-inputs or --nnx-build"),
-    ([(INPUTS, "f32[8]")], "option --nnx-inputs: of which check\\? Add --nnx-check package.module:Name"),
-    ([(ABSTRACT, "")], "option --nnx-abstract: of which check"),
+    ([(INPUTS, "f32[8]")], "option --nnx-inputs needs a check: add --nnx-check package.module:Name"),
+    ([(ABSTRACT, "")], "option --nnx-abstract needs a check"),
     (
         [(CHECK, "a:B"), (INPUTS, "fp32[8]")],
         "option --nnx-inputs: 'fp32\\[8\\]' has an unknown dtype 'fp32', did you mean 'f32'",

@@ -55,6 +55,38 @@ def test_documents_have_no_banned_phrase(path):
     assert not found
 
 
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """The string literals of a module that are no docstrings, each with its line; of an f-string its fixed parts, joined."""
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings | parts:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda path: path.name)
+def test_messages_have_no_banned_phrase(folder):
+    found = [
+        (path.name, line, match[0])
+        for path in folder.glob("*.py")
+        for line, text in messages(path.read_text())
+        for match in BANNED.finditer(text)
+    ]
+    assert not found
+
+
+def test_messages_are_literals_without_docstrings():
+    source = '''"""of which"""
+def f(file):
+    """comes to"""
+    raise ValueError(f"{file}: of {file} which" + "is told")
+'''
+    assert sorted(messages(source)) == [(4, "is told"), (4, "x: of x which")]
+
+
 @pytest.mark.parametrize(
     "phrase",
     ["is told", "stands", "comes to", "held against", "holds this figure against", "of which", "what the call left"],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
@@ -18,26 +17,30 @@ from urllib.parse import quote
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import UN_NESTED
-from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records, tally, target_rows
-from pytest_nnxcheck.reporting.memory_breakdown import formula
+from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.text import counted
+from pytest_nnxcheck.reporting import records, target_rows
+from pytest_nnxcheck.reporting.pages.html_elements import Html, joined, tag
+from pytest_nnxcheck.reporting.pages.html_nesting import (
+    SYMBOLS,
+    bar,
+    cause,
+    full_width,
+    is_about_tracers,
+    kind,
+    row,
+    sign,
+)
 from pytest_nnxcheck.reporting.records import Record, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
 
+TITLE = "nnx invariants"
 Numbered = list[tuple[int, Records]]
-
-SYMBOLS = {"held": "✓", "violated": "✗", "failed": "!", "expected": "~", "rejected": "⊘", "unfit": "·"}
-"""A sign for each verdict, beside its colour; ``unfit`` is what was rejected because a layer cannot take the call."""
 
 PROGRAMS = 2_000_000
 """Characters of programs to paste that a page takes in: a browser opens a few megabytes at once."""
 
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
-_HEADROOM = 4
-"""The greatest scale of the bars, as a multiple of the largest peak: they show a budget up to there."""
-
-VOID = ("input", "wbr")
-"""Elements that have no content, and no end."""
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -46,18 +49,22 @@ def render(document: Mapping[str, Any]) -> str:
     ordered = sorted(_with_programs(records.by_test(document)), key=lambda record: records.passed(record["test"]))
     tests = list(enumerate(ordered, 1))
     bad = sum(not records.passed(record["test"]) for record in ordered)
-    script = read("html_page.js")
+    script, project = read("html_page.js"), document["run"].get("project")
     only_failing = tag("label", tag("input", type="checkbox", id="only-failing"), " Failing tests only")
+    bounds = list(dict.fromkeys(bound for record in ordered for bound in records.shares(record)))
     return Template(read("html_page.html")).substitute(
         headline=_headline(bad, len(tests)),
+        title=joined([project, " - "] if project else "", TITLE),
+        project=joined(_project(document["run"]), TITLE),
         icon=_icon(bad),
         tone="bad" if bad else "good",
         sign="✗" if bad else "✓",
         facts=joined(tag("li", fact) for fact in _facts_of_run(document)),
         legend=_legend(document["nestings"]),
         failing=only_failing if bad else "",
-        matrix=_matrix(tests),
-        articles=joined(_article(number, record) for number, record in tests),
+        order=_order(bounds),
+        matrix=_matrix(tests, bounds),
+        articles=joined(_article(number, record, bounds) for number, record in tests),
         style=read("html_page.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -115,36 +122,65 @@ def _facts_of_run(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _project(run: Mapping[str, Any]) -> Iterator[object]:
+    """The project and its commit, as far as the report knows them."""
+    if project := run.get("project"):
+        yield project
+        if commit := run.get("commit"):
+            yield " at ", tag("code", commit[:10], title=commit)
+        yield " · "
+
+
+def _order(bounds: list[str]) -> Html | str:
+    """A choice of the order of the tests. The script shows it, and sorts."""
+    if not bounds:
+        return ""
+    options = [tag("option", text) for text in ("failing first", *(f"share of {bound}" for bound in bounds))]
+    return tag("label", "Order ", tag("select", options, id="order"), hidden=True)
+
+
+def _shares(record: Records, bounds: list[str]) -> str:
+    """The shares of a test in the order of the choice; a test without one is the last."""
+    found = records.shares(record)
+    return " ".join(str(round(found.get(bound, -1.0), 4)).replace("inf", "Infinity") for bound in bounds)
+
+
 def _legend(nestings: Iterable[Record]) -> Html | str:
     by_kind = Counter(map(kind, nestings))
     entries = [
-        tag("li", _sign(name), tag("b", by_kind[name]), f" {word}") for name, word in VERDICTS.items() if by_kind[name]
+        tag("li", sign(name), tag("b", by_kind[name]), f" {word}") for name, word in VERDICTS.items() if by_kind[name]
     ]
     return tag("ul", entries, class_="legend", aria_label="Verdicts of the nestings") if entries else ""
-
-
-def _sign(verdict: str) -> Html:
-    return tag("span", SYMBOLS[verdict], class_=f"cell {verdict}", aria_hidden="true")
 
 
 # --- the matrix ----------------------------------------------------------------------------------------------------------
 
 
-def _matrix(tests: Numbered) -> Html | str:
+def _matrix(tests: Numbered, bounds: list[str]) -> Html | str:
     outermost = {_column(nesting) for _, record in tests for nesting in record["nestings"]}
     # In the order of the transforms; the user's own come last.
     columns = [name for name in _COLUMNS if name in outermost] + sorted(outermost - {*_COLUMNS})
     if not columns:
         return ""
+    nestings = (nesting for _, record in tests for nesting in record["nestings"])
+    targets = list(dict.fromkeys(on["target"] for nesting in nestings for on in nesting["targets"]))
     hint = "A square is one nesting, in the column of its outermost layer. Choose one to see its cause."
-    head = tag("tr", [tag("th", name, scope="col") for name in ("test", *columns)])
-    lines = [line for number, record in tests for line in _lines(number, record, columns)]
-    grid = tag("table", tag("thead", head), tag("tbody", lines), class_="grid")
+    head = tag("thead", tag("tr", [tag("th", name, scope="col") for name in ("test", *columns, *targets)]))
+
+    def grid(tests: Numbered) -> Html:
+        lines = [line for each in tests for line in _lines(*each, columns, targets, bounds)]
+        table = tag("table", head, tag("tbody", lines), class_="grid")
+        return tag("div", table, class_="scroll", tabindex=0, role="region", aria_labelledby="matrix")
+
+    bad = [each for each in tests if not records.passed(each[1]["test"])]
+    rest = [each for each in tests if records.passed(each[1]["test"])]
+    folded = tag("summary", f"{counted(len(rest), 'further test')}")
     return tag(
         "section",
         tag("h2", "Tests by nesting", id="matrix"),
         tag("p", hint, class_="hint"),
-        tag("div", grid, class_="scroll", tabindex=0, role="region", aria_labelledby="matrix"),
+        grid(bad or rest),
+        tag("details", folded, grid(rest), class_="further ok") if bad and rest else "",
         class_="matrix",
         aria_labelledby="matrix",
     )
@@ -154,21 +190,32 @@ def _column(nesting: Record) -> str:
     return nesting["layers"][0].partition("[")[0] if nesting["layers"] else UN_NESTED
 
 
-def _lines(number: int, record: Records, columns: list[str]) -> Iterator[Html]:
+def _lines(number: int, record: Records, columns: list[str], targets: list[str], bounds: list[str]) -> Iterator[Html]:
     """The lines of one test: one for each mode that it ran in."""
+    smallest = records.shown(record)
     modes = list(dict.fromkeys(nesting["mode"] for nesting in record["nestings"])) or [MODES[0]]
     for mode in modes:
         cells: dict[str, list[Html]] = {column: [] for column in columns}
         for place, nesting in sorted(enumerate(record["nestings"], 1), key=lambda pair: len(pair[1]["layers"])):
             if nesting["mode"] == mode:
-                cells[_column(nesting)].append(cell(nesting, f"t{number}n{place}"))
+                # The cause of the nesting that the message is about is at the top of its test.
+                target = f"t{number}" if nesting is smallest else f"t{number}n{place}"
+                cells[_column(nesting)].append(cell(nesting, target))
         shown = [" ", tag("span", mode, class_="mode")] if mode != MODES[0] else ""
         name = tag("th", tag("a", _name(record["test"]), href=f"#t{number}"), shown, scope="row")
         squares = [
             tag("td", tag("div", of, class_="cells"), data_column=column) if of else tag("td", class_="empty")
             for column, of in cells.items()
         ]
-        yield tag("tr", name, squares, class_=_state(record["test"]))
+        on = {each.target: each for each in records.targets_of(n for n in record["nestings"] if n["mode"] == mode)}
+        fits = [
+            tag("td", _fit(on[name]), data_column=name) if name in on else tag("td", class_="empty") for name in targets
+        ]
+        yield tag("tr", name, squares, fits, class_=_state(record["test"]), data_share=_shares(record, bounds))
+
+
+def _fit(on: OnTarget) -> Html:
+    return tag("span", target_rows.brief([on]), class_="fit" if on.fits or on.left_out else "fit over")
 
 
 def _name(test: Record) -> Html:
@@ -187,38 +234,52 @@ def cell(nesting: Record, target: str) -> Html:
     return tag("a", SYMBOLS[name], class_=f"cell {name}", href=f"#{target}", title=label, aria_label=label)
 
 
-def kind(nesting: Record) -> str:
-    """The verdict as a class of the style sheet."""
-    return tally.kind(nesting["verdict"], unfit=nesting["unfit"])
-
-
 # --- the tests -----------------------------------------------------------------------------------------------------------
 
 
-def _article(number: int, record: Records) -> Html:
-    test, nestings, width = record["test"], record["nestings"], full_width(record["nestings"])
-    worst, notes = records.worst_peak(record), [*test["notes"], *(f"advice: {piece}" for piece in test["advice"])]
-    parts: list[object] = [
-        tag("h3", _badge(test), " ", _name(test)),
-        tag("p", " · ".join(_facts_of_test(record)), class_="summary"),
-    ]
-    if worst is not None:
-        label = tag("span", "worst peak", class_="label")
-        parts.append(tag("p", label, " ", tag("code", worst["nesting"]), bar(worst, width), class_="worst"))
+def _article(number: int, record: Records, bounds: list[str]) -> Html:
+    """A test: in full if it failed, else one line that opens to the rest."""
+    test, width = record["test"], full_width(record["nestings"])
+    bad = not records.passed(test)
+    name, facts = tag("h3", _badge(test), " ", _name(test)), list(_facts_of_test(record))
+    share, target = _shares(record, bounds), f"t{number}"
+    inside = joined(_inside(number, record, width))
+    if bad:
+        line = tag("p", " · ".join([*facts, *_time_and_place(test)]), class_="summary")
+        return tag("article", name, line, inside, class_="bad", id=target, data_share=share)
+    line = tag("summary", name, tag("span", " · ".join(facts), class_="summary"), *_worst_peak(record, width))
+    more = tag("p", " · ".join(_time_and_place(test)), class_="summary")
+    folded = tag("details", line, tag("div", more, inside, id=target, class_="inside"))
+    return tag("article", folded, class_="ok", data_share=share)
+
+
+def _inside(number: int, record: Records, width: int) -> Iterator[Html]:
+    """All about a test below its name and its counts."""
+    test, nestings, smallest = record["test"], record["nestings"], records.shown(record)
+    notes = [*test["notes"], *(f"advice: {piece}" for piece in test["advice"])]
+    if not (smallest and is_about_tracers(smallest)):
+        yield from _worst_peak(record, width)
     if test["message"]:
-        parts.append(_failure(record))
+        yield _failure(record)
     if notes:
-        parts.append(tag("ul", [tag("li", note) for note in notes], class_="notes"))
+        yield tag("ul", [tag("li", note) for note in notes], class_="notes")
     if test["un_nested_peak"]:
         rows = [tag("tr", tag("th", label), tag("td", text)) for label, text in test["un_nested_peak"]]
         summary = tag("summary", "Where the bytes of the un-nested call are")
-        parts.append(tag("details", summary, tag("table", rows, class_="rows")))
+        yield tag("details", summary, tag("table", rows, class_="rows"), class_="raw")
     if nestings:
         ordered = sorted(enumerate(nestings, 1), key=lambda pair: kind(pair[1]) not in {"violated", "failed"})
-        listed = [_row(nesting, f"t{number}n{place}", width) for place, nesting in ordered]
+        listed = [row(nesting, f"t{number}n{place}", width) for place, nesting in ordered]
         summary = tag("summary", f"{counted(len(nestings), 'nesting')}, with memory and causes")
-        parts.append(tag("details", summary, listed, class_="nestings"))
-    return tag("article", parts, class_=_state(test), id=f"t{number}")
+        yield tag("details", summary, listed, class_="nestings", open=records.passed(test))
+
+
+def _worst_peak(record: Records, width: int) -> Iterator[Html]:
+    """The largest peak of a test beside its budget; nothing where none was measured."""
+    if worst := records.worst_peak(record):
+        share = f"{100 * worst['peak'] / worst['budget']:.0f} %" if worst["budget"] else ""
+        parts = tag("span", "worst peak", class_="label"), tag("code", worst["nesting"]), bar(worst, width)
+        yield tag("span", *parts, tag("span", share, class_="share"), class_="worst")
 
 
 def _facts_of_test(record: Records) -> Iterator[str]:
@@ -226,10 +287,15 @@ def _facts_of_test(record: Records) -> Iterator[str]:
     if record["nestings"]:
         left = f", {test['not_run']} not run" if test["not_run"] else ""
         yield f"{counted(len(record['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
+    elif records.passed(test) and test["message"]:
+        yield records.broken(record)  # why it was skipped
     if list(test["modes"]) not in ([], [MODES[0]]):
-        yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
+        yield "modes: " + ", ".join(f"{mode} {VERDICTS[verdict]}" for mode, verdict in test["modes"].items())
     if on := records.targets_of(record["nestings"]):
         yield target_rows.brief(on)
+
+
+def _time_and_place(test: Record) -> Iterator[str]:
     yield f"{test['seconds']:.1f} s"
     if test["place"]:
         yield f"{test['place']['file']}:{test['place']['line']}"
@@ -238,8 +304,12 @@ def _facts_of_test(record: Records) -> Iterator[str]:
 def _badge(test: Record) -> Html:
     """The verdict; of a test that failed although its nestings hold, and of one that did not run, what pytest says."""
     bad = not records.passed(test)
-    word = test["verdict"] if test["verdict"] and bad == (test["verdict"] != "held") else test["outcome"]
-    style = test["verdict"] if word == test["verdict"] else "failed" if bad else "rejected"
+    verdict = test["verdict"]
+    if verdict and bad == (verdict != "held"):
+        # A test without a nesting that raised may have this verdict: see `Report.verdict`.
+        word, style = "failed" if verdict == "failed" else VERDICTS[verdict], verdict
+    else:
+        word, style = test["outcome"], "failed" if bad else "rejected"
     return tag("span", f"{SYMBOLS[style]} {word}", class_=f"badge {style}")
 
 
@@ -252,116 +322,3 @@ def _failure(record: Records) -> Html:
     head = tag("p", "Smallest nesting that breaks: ", tag("code", shown["nesting"]), class_="smallest")
     raw = tag("details", tag("summary", "Message of pytest"), message, class_="raw")
     return tag("div", head, cause(shown, unfolded=False), raw, class_="failure")
-
-
-# --- one nesting ---------------------------------------------------------------------------------------------------------
-
-
-def _row(nesting: Record, target: str, width: int) -> Html:
-    """One line of the list, which opens to the cause."""
-    word = tag("span", nesting["word"], class_="word")
-    name = tag("span", tag("code", nesting["nesting"]), " ", word, class_="name")
-    time = tag("span", f"{nesting['seconds']:.2f} s", class_="time")
-    summary = tag("summary", _sign(kind(nesting)), name, bar(nesting, width), time)
-    inside = tag("div", cause(nesting), class_="cause", id=target)
-    return tag("details", summary, inside, class_=f"nesting {kind(nesting)}")
-
-
-def full_width(nestings: Iterable[Record]) -> int:
-    """The bytes at the right end of the bars of one test: its largest peak or expected peak; a budget far above both does not squeeze them."""
-    measured = [nesting for nesting in nestings if nesting["peak"] is not None]
-    highest = max((max(nesting["peak"] or 0, nesting["expected_peak"] or 0) for nesting in measured), default=0)
-    budget = max((nesting["budget"] or 0 for nesting in measured), default=0)
-    return max(highest, min(budget, _HEADROOM * highest), 1)
-
-
-def bar(nesting: Record, width: int) -> Html:
-    """The peak as a bar in its parts, with marks for the expected peak and the budget, and the figures in words."""
-    peak, budget, split = nesting["peak"], nesting["budget"], nesting["split"]
-    if peak is None:
-        return tag("span", "not measured", class_="bar-cell none")
-
-    def percent(size: int) -> str:
-        return f"{max(0.0, min(100.0, 100 * size / width)):.2f}%"
-
-    passing = {name: split[name] for name in ("temporaries", "constants")} if split else {}
-    parts = {"resident": peak - sum(passing.values()), **passing}
-    marks = {"expected-mark": nesting["expected_peak"], "budget-mark": budget}
-    drawn = [tag("i", class_=name, style=f"width:{percent(size)}") for name, size in parts.items()]
-    drawn += [tag("b", class_=name, style=f"left:{percent(at)}") for name, at in marks.items() if at is not None]
-    over = budget is not None and peak > budget
-    bound = "" if budget is None else f" {'over' if over else 'of'} {format_bytes(budget)}"
-    figures = tag("span", f"{format_bytes(peak)}{bound}", class_="figures over" if over else "figures")
-    return tag("span", tag("span", drawn, class_="bar", aria_hidden="true"), figures, class_="bar-cell")
-
-
-def cause(nesting: Record, *, unfolded: bool = True) -> Html:
-    """Why the verdict is what it is, what was measured, how to run it again, and the program that shows the same."""
-    rows = [(tag("dt", label, class_=style), tag("dd", text, class_=style)) for label, text, style in _rows(nesting)]
-    program: Html | str = ""
-    if nesting["program_text"]:
-        text = tag("pre", nesting["program_text"], tabindex=0)
-        summary = tag("summary", f"Program: {nesting['program']}")
-        program = tag("details", summary, text, class_="program", open=unfolded)
-    return joined(tag("dl", rows), program)
-
-
-def _rows(nesting: Record) -> Iterator[tuple[str, str, str]]:
-    """(label, text, style) of the list in a cause."""
-    labels = {label for violation in nesting["violations"] for label, _ in violation["details"]}
-    if nesting["reason"]:
-        yield nesting["word"], nesting["reason"], "reason"
-    for violation in nesting["violations"]:
-        yield violation["invariant"], violation["summary"], "reason"
-        yield from ((label, text, "") for label, text in violation["details"])
-        if violation["hint"]:
-            yield "hint", violation["hint"], "advice"
-    yield from ((label, text, "") for label, text in nesting["explained"])
-    yield from (("note", note, "") for note in nesting["notes"])
-    yield from (("expected", f"{key}, to fail", "") for key in nesting["expected_failures"])
-    cpu = " on the CPU" if nesting["targets"] else ""
-    if nesting["split"] and nesting["peak"] is not None and "peak" not in labels:
-        sizes = {name: size for name, size in nesting["split"].items() if size}
-        yield f"peak{cpu}", " = ".join(filter(None, [format_bytes(nesting["peak"]), formula(sizes)])), ""
-    if nesting["expected_peak"] is not None and "expected" not in labels:
-        yield f"expected{cpu}", format_bytes(nesting["expected_peak"]), ""
-    if not {"line", "un-nested"} & labels:
-        yield from ((label, text, "") for label, text in nesting["story"])
-    on = target_rows.rows(records.targets_of([nesting]))
-    yield from ((label, text, "") for label, text in on if label not in labels)
-    if nesting["program"] and not nesting["program_text"]:
-        yield "program", nesting["program"], "command"
-    yield "replay", nesting["replay"], "command"
-
-
-# --- elements: text gets into one, or into an attribute, through `tag` alone, which escapes it
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
-
-def tag(name: str, *content: object, **attributes: object) -> Html:
-    """``<name>``, with content and attributes escaped: ``class_`` is ``class``, ``aria_label`` ``aria-label``; one that is `False` is left out."""
-    written = [
-        f" {key.strip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
-        for key, value in attributes.items()
-        if value is not False
-    ]
-    start = Html(f"<{name}{''.join(written)}>")
-    return start if name in VOID else Html(f"{start}{joined(*content)}</{name}>")
-
-
-def joined(*content: object) -> Html:
-    """Elements one after the other, lists of them among them; all else is text."""
-    return Html("".join(map(_html, content)))
-
-
-def _html(part: object) -> str:
-    if isinstance(part, Html):
-        return part
-    if isinstance(part, Iterable) and not isinstance(part, str):
-        return joined(*part)
-    return html.escape(str(part))

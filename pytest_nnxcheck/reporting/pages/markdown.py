@@ -134,7 +134,7 @@ def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records])
     versions = ", ".join(f"{text(name)} {text(packages[name])}" for name in ("jax", "flax") if name in packages)
     if not tests:
         return f"## nnx invariants: no marked test ran\n\n{versions}\n\n"
-    verdict = f"✗ nnx invariants: {len(bad)} of {len(tests)} tests failed" if bad else "✓ nnx invariants: all hold"
+    verdict = f"✗ nnx invariants: {len(bad)} of {len(tests)} tests failed" if bad else "✓ nnx invariants: all pass"
     total = Counter[str]()
     for record in tests:
         total.update(record["test"]["counts"])

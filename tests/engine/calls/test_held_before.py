@@ -52,7 +52,7 @@ class Stack(nnx.Module):
 def test_what_a_vmapped_constructor_keeps_is_a_tracer(keep):
     found = call(Stack(KEEPS[keep]), X)
     assert broken(found) == ["tracers"]
-    assert ("left by", "a transform before the call") in found.outcome.violations[0].details
+    assert ("leaked by", "a transform before the call") in found.outcome.violations[0].details
     assert f"created at {near(__file__)}:" in text(found)
     assert "index" in found.outcome.violations[0].summary
     assert found.outcome.violations[0].hint
@@ -86,7 +86,7 @@ def test_an_argument_that_is_a_tracer():
 
 def test_without_the_invariant_the_call_cannot_be_checked():
     with pytest.raises(
-        CheckError, match="runs with tracers that cannot be put back, in .*index.*: assert the invariant"
+        CheckError, match="holds tracers that the plugin cannot remove, in .*index.*: add tracers to the invariants"
     ):
         call(Stack(KEEPS["closure"]), X, nesting="jit", invariants="memory")
 

@@ -101,7 +101,7 @@ class TestRun:
             text.replace("graph", "tree") for text in RUNS if "graph" in text
         ]
         assert len(RUNS) == 80
-        assert str(report).endswith("; modes: graph held, tree held")
+        assert str(report).endswith("; modes: graph passed, tree passed")
 
     def test_the_draws_are_shared_among_the_modes(self):
         check(Model(), 1, modes="graph,graph_no_updates,tree", sweep="probes", max_examples=30)
@@ -129,9 +129,9 @@ class TestRun:
         assert rows[1].startswith("  nesting     tree: scan ")
         at = next(number for number, row in enumerate(rows) if row.startswith("  modes"))
         assert rows[at:] == [
-            "  modes       graph held   7 held",
-            "              tree violated   1 violated, 1 failed, 5 held; smallest",
-            "              tree: scan",
+            "  modes       graph passed   7 passed",
+            "              tree failed   1 failed, 1 raised, 5 passed; smallest tree:",
+            "              scan",
             "  replay      check(..., nesting='tree: scan')",
         ]
 
@@ -185,17 +185,17 @@ def test_which_modes_a_model_survives_is_one_command(run_inner, pytester):
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.re_match_lines(
         [
-            r"E +nesting +tree: jit > jit +smallest of 6\d tried; 2 violated, \d+",
-            r"E +held; \d+ not run, --nnx-all runs them",
-            r"E +modes +graph held   \d+ held",
-            r"E +tree violated   2 violated, 26 held; smallest tree:",
+            r"E +nesting +tree: jit > jit +smallest of 6\d tried; 2 failed, \d+",
+            r"E +passed; \d+ not run, --nnx-all runs them",
+            r"E +modes +graph passed   \d+ passed",
+            r"E +tree failed   2 failed, 26 passed; smallest tree:",
             r"E +jit > jit",
             r"E +replay +pytest test_inner.py::test_breaks --nnx-modes graph,tree --nnx-nesting 'tree: jit > jit'",
-            r"test_inner.py::test_breaks .*; modes: graph held, tree violated",
-            r"test_inner.py::test_survives .*; modes: graph held, tree held",
+            r"test_inner.py::test_breaks .*; modes: graph passed, tree failed",
+            r"test_inner.py::test_survives .*; modes: graph passed, tree passed",
         ]
     )
-    assert 'name="nnx_modes" value="graph held, tree violated"' in (pytester.path / "out.xml").read_text()
+    assert 'name="nnx_modes" value="graph passed, tree failed"' in (pytester.path / "out.xml").read_text()
 
 
 @has_modes

@@ -44,6 +44,6 @@ def test_a_note_says_that_tracers_remain():
 
 def test_donation_alone_asks_for_a_call_that_donates():
     """A function of arrays has no state, which is what is donated by default; of its arguments one can be."""
-    with pytest.raises(CheckError, match=r"nothing was checked: donation is asserted .* \(donate is state\)"):
+    with pytest.raises(CheckError, match=r"nothing was checked: donation is checked .* \(donate is state\)"):
         check(lambda x: x * 2, jnp.ones((2, 4)), invariants="donation", effort="quick")
     assert check(lambda x: x * 2, jnp.ones((2, 4)), invariants="donation", effort="quick", donate="all").ok

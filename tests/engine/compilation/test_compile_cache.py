@@ -109,7 +109,7 @@ def test_a_program_from_the_folder_tells_the_same(name, tmp_path, monkeypatch):
 
 def test_the_table_says_where_it_is_off(tmp_path):
     reason = compile_cache.no_compile_cache()
-    assert reason == ("" if WORKS else f"jax {jax.__version__} gives back programs that tell no aliased bytes")
+    assert reason == ("" if WORKS else f"jax {jax.__version__} loads programs without their aliased bytes")
     compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
     assert bool(entries(tmp_path)) is WORKS
 
@@ -244,7 +244,7 @@ def scales(model, x):
 
 @pytest.mark.slow
 def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path):
-    """jax finds programs there whose lines have moved; up to 0.5.3 they tell no aliased bytes."""
+    """jax finds programs there whose lines have moved; up to 0.5.3 it loads them without their aliased bytes."""
     told = []
     with compile_cache._set(
         {

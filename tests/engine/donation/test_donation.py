@@ -156,7 +156,8 @@ def test_an_abstract_cache_is_told_apart_too():
 
 def test_an_argument_that_the_call_lacks_is_refused_with_those_that_it_has():
     with pytest.raises(
-        CheckError, match="donate='state,caches': decode has no argument caches with arrays, it has x, cache"
+        CheckError,
+        match="donate='state,caches': decode takes no array argument named .caches.; its array arguments are: x, cache",
     ):
         call(decode, *args(two), donate="state,caches")
 

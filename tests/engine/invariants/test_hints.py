@@ -109,7 +109,7 @@ def test_a_layer_that_captures_is_handed_the_module(transform):
         norm(), numbers(BATCH), transforms=transform, styles="closure", sweep="singles", max_depth=1, max_examples=0
     )
     assert f"hint {hints.captured_by(transform)}" in flat(str(found))
-    assert f"holds {transform}, {transform}[functional]" in flat(str(found))
+    assert f"passes {transform}, {transform}[functional]" in flat(str(found))
     assert one(norm(), numbers(BATCH), nesting=transform).ok
 
 

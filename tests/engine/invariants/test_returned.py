@@ -151,7 +151,7 @@ def test_what_the_hint_says_holds_under_the_whole_sweep(cured):
 @pytest.mark.parametrize("nesting", ["remat", "scan", "jit > scan", "jit[functional] > remat"])
 def test_the_layer_whose_trace_made_it_is_blamed(nesting):
     leaky = call(Scaled, KEY, nesting=nesting)
-    assert ("left by", nesting.split(" > ")[-1]) in leaky.outcome.violations[0].details
+    assert ("leaked by", nesting.split(" > ")[-1]) in leaky.outcome.violations[0].details
 
 
 @jax.tree_util.register_pytree_node_class
@@ -236,7 +236,7 @@ def test_a_module_that_a_vmap_inside_the_call_built():
 
     leaky = call(lambda key: build(key, lambda index: index), KEY)
     assert "tracers remain in output.index" in text(leaky)
-    assert ("left by", "the call itself, un-nested") in leaky.outcome.violations[0].details
+    assert ("leaked by", "the call itself, un-nested") in leaky.outcome.violations[0].details
     assert hints.hint("plain value, data", path="output.index") in text(leaky)
     for cure in (nnx.data, nnx.Variable):
         for nesting in ("un-nested", "jit"):

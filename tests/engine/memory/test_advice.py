@@ -77,8 +77,8 @@ TOKENS = jnp.zeros((8, 64), jnp.int32)
 MISTAKES = {
     "line": (Looks, TOKENS, "1.0 MiB, float32[", "one line holds more than state, inputs and outputs together, 258.0 KiB"),
     "recast": (Layers, jnp.ones((4, 64)), "128.0 KiB float32[8,64,64]: ", "all of model.w once more in another dtype; cast it inside the loop, a step's part at a time"),
-    "unread": (Steps, jnp.ones((16, 64)), "400.0 KiB float32[100,16,64]: ", "a scan stacks its outputs, of which one step is read; carry that one"),
-    "saved": (Deep, jnp.ones((64, 32)), "the largest part of the peak: ", "what 8 steps of a scan save for the backward pass, "),
+    "unread": (Steps, jnp.ones((16, 64)), "400.0 KiB float32[100,16,64]: ", "a scan stacks its outputs, and only one step is read; carry that one"),
+    "saved": (Deep, jnp.ones((64, 32)), "the largest part of the peak: ", "8 steps of a scan save it for the backward pass, "),
 }  # fmt: skip
 
 

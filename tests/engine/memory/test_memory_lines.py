@@ -151,7 +151,7 @@ def test_what_is_captured_is_in_the_peak_or_it_is_told_what_xla_keeps(uses, equa
     summary, kept = "the call captures 256.0 KiB of constants", f"XLA keeps {constants} B of that in this program"
     assert found.outcome.violations[0].summary == (f"{summary}; {kept}" if equal else summary)
     details = [row for label, row in found.outcome.violations[0].details]
-    assert any(row.startswith(f"{kept}: one of equal elements") for row in details) == equal
+    assert any(row.startswith(f"{kept}: of equal elements it stores one") for row in details) == equal
     assert any(f"constants {constants} B" in row for row in details) == equal
     assert found.outcome.evidence.captured[0].bytes == 256 * KiB
 
@@ -276,7 +276,7 @@ def test_a_mask_that_numpy_makes_in_the_call_is_kept_nowhere():
     assert report.violations[0].hint == hints.hint("constant of the call")
     assert "the call captures 144.0 KiB of constants" in flat(str(report))
     # In a closure no constants are judged: it is no way out.
-    assert "holds none of the 1 nearest" in flat(str(report))
+    assert "passes no similar nesting (1 tried" in flat(str(report))
 
 
 @pytest.mark.parametrize("cured", [Causal(jnp_lower), Causal(kept=jnp_lower(384))], ids=["jnp", "Variable"])

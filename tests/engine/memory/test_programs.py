@@ -71,7 +71,7 @@ def test_a_cache_that_tells_no_aliased_bytes_is_not_believed(monkeypatch):
     programs = Programs(1)
     with _set({DIRECTORY: "/somewhere"}), programs.of():
         programs._hear(None, None)
-    assert "tell no aliased bytes" in programs.unread
+    assert "without their aliased bytes" in programs.unread
     assert programs.take() == ()
 
 

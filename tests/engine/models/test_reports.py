@@ -35,7 +35,7 @@ def test_4520_leaves_tracers_in_the_backbone(nesting):
     rows = found.outcome.violations[0].details
     leaked = [row.split()[0] for label, row in rows if label == "leaked"]
     assert leaked == ["model.backbone.bias", "model.backbone.kernel"]
-    assert ("left by", nesting) in rows
+    assert ("leaked by", nesting) in rows
     assert "bugs.py" in text(found)
 
 
@@ -91,7 +91,7 @@ def test_4871_holds_its_parameters_once_without_a_first_call():
 def test_4871_blames_the_scan_where_the_state_is_returned(nesting):
     found = call(bugs.report_4871(rngs()), 0.0, nesting=nesting)
     assert broken(found) == ["tracers"]
-    assert ("left by", "scan[jax_closure]") in found.outcome.violations[0].details
+    assert ("leaked by", "scan[jax_closure]") in found.outcome.violations[0].details
 
 
 @pytest.mark.skipif(OLD_FLAX, reason="flax 0.10.2 copies in silence")

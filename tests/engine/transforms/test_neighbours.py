@@ -104,12 +104,12 @@ def test_the_rows():
         parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated"))
     )
     assert neighbours.explain(violated, around).explained == (
-        ("holds", "jit, jit[functional]   (nearest, of 5 tried)"),
-        ("way", "un-nested held, jit[closure] violated"),
+        ("passes", "jit, jit[functional]   (similar, of 5 tried)"),
+        ("steps", "un-nested passes, jit[closure] fails"),
     )
     none = neighbours.Around((), 5, ())
     assert neighbours.explain(violated, none).explained == (
-        ("holds", "none of the 5 nearest: a layer in another style, or taken away"),
+        ("passes", "no similar nesting (5 tried, one layer changed or removed)"),
     )
     assert neighbours.explain(violated, neighbours.Around((), 0, ())).explained == ()
 
@@ -151,7 +151,7 @@ def test_neighbours_are_counted_nowhere():
         call, numbers(BATCH), transforms="jit", styles="closure", sweep="singles", max_depth=1, max_examples=0
     )
     assert [str(outcome.nesting) for outcome in found.outcomes] == ["un-nested", "jit[closure]"]
-    assert ("way", "un-nested held, jit[closure] failed") in found.outcomes[1].explained
+    assert ("steps", "un-nested passes, jit[closure] raises") in found.outcomes[1].explained
 
 
 @pytest.mark.skipif(FLAX >= (0, 10, 7), reason="newer flax refuses what leaks by a closure on flax 0.10.2")
@@ -160,14 +160,14 @@ def test_the_nearest_that_hold_are_named_and_the_test_s_own_assertions_count():
     with pytest.raises(InvariantViolation) as caught:
         assert_invariants(nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), **narrow)
     message = str(caught.value)
-    assert "  holds       while_loop, while_loop[functional]   (nearest, of 2 tried)" in message
-    assert "  way         un-nested held, while_loop[closure] violated" in message
+    assert "  passes      while_loop, while_loop[functional]   (similar, of 2 tried)" in message
+    assert "  steps       un-nested passes, while_loop[closure] fails" in message
 
 
 def test_a_replay_runs_no_other():
     found = check(lambda x: x, jnp.ones(3), nesting="jit", memory_budget="1B")
     assert "replayed, no other was tried" in str(found)
-    assert "holds" not in str(found)
+    assert "passes  " not in str(found)
 
 
 # --- google/flax#4819: the user's own loop

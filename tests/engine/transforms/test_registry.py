@@ -91,7 +91,7 @@ def test_tracers_that_it_leaves_are_its_own():
     linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     found = call(keeps, linear, numbers((2, 3)), nesting="leaks")
     assert broken(found) == ["tracers"]
-    assert "left by leaks" in text(found)
+    assert "leaked by leaks" in text(found)
 
 
 def test_check_draws_it_only_where_it_is_named():
@@ -185,6 +185,24 @@ def returns_the_state_too(f):
     return lambda state, *inputs: (state, f(state, *inputs))
 
 
+@jax.tree_util.register_pytree_node_class
+class Boxed(tuple):
+    """A tuple by its text, and another node for jax."""
+
+    __slots__ = ()
+
+    def tree_flatten(self):
+        return tuple(self), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(children)
+
+
+def returns_another_node(f):
+    return lambda state, *inputs: Boxed(f(state, *inputs))
+
+
 def is_no_layer(f):
     return 7
 
@@ -196,6 +214,7 @@ def is_no_layer(f):
         (adds_an_axis, "returned (float32[1,3,4],), where the program inside it returns (float32[3,4],)"),
         (changes_the_type, "returned (float16[3,4],), where the program inside it returns (float32[3,4],)"),
         (returns_the_state_too, "where the program inside it returns (float32[3,4],)"),
+        (returns_another_node, "where the program inside it returns (float32[3,4],)"),
         (is_no_layer, "returned int, not a function"),
     ],
 )
@@ -256,9 +275,9 @@ def suite(pytester):
 @pytest.mark.parametrize(
     "options, counted",
     [
-        (["--nnx-transforms=jit,identity"], "3 nestings: 3 held"),
-        (["--nnx-nesting=jit > identity"], "1 nesting: 1 held"),
-        (["-o", "nnx_transforms=identity"], "2 nestings: 2 held"),
+        (["--nnx-transforms=jit,identity"], "3 nestings: 3 passed"),
+        (["--nnx-nesting=jit > identity"], "1 nesting: 1 passed"),
+        (["-o", "nnx_transforms=identity"], "2 nestings: 2 passed"),
     ],
 )
 def test_a_conftest_registers_before_the_command_line_is_read(suite, inner_args, options, counted):

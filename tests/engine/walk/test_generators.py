@@ -81,13 +81,13 @@ def test_what_cannot_be_put_back_is_told_of_every_later_nesting_of_the_test():
 def test_a_run_ends_with_the_leak_and_a_program():
     found = check(Noisy(), numbers(BATCH), max_examples=0)
     assert f"tracers remain in {PATH}" in flat(str(found))
-    assert "left by     jit\n" in str(found)
+    assert "leaked by   jit\n" in str(found)
     assert PATH in found.program()
 
 
 def test_without_the_invariant_the_call_is_not_checked():
     with pytest.raises(
-        CheckError, match="runs with tracers that cannot be put back, in key .*: assert the invariant tracers"
+        CheckError, match="holds tracers that the plugin cannot remove, in key .*: add tracers to the invariants"
     ):
         call(Noisy(), numbers(BATCH), nesting="jit", invariants="memory")
 

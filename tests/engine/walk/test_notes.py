@@ -44,7 +44,7 @@ def test_a_place_that_could_not_be_put_back_is_a_note():
     report = check(writes, linear(), X, **FEW)
     (note,) = [note for note in report.notes if "put back" in note]
     assert "BOX" in note
-    assert note.endswith("could not be put back: what a nesting left there is met by the next")
+    assert note.endswith("could not be put back: the next nesting meets what this one wrote there")
 
 
 def test_a_place_that_is_read_only_and_was_not_written_is_none():

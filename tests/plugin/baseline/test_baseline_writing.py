@@ -55,7 +55,7 @@ def test_a_place_that_is_lost_during_the_run_loses_no_result(run_inner, pytester
     result = run_inner(source, f"--nnx-baseline=there/{PEAKS}", UPDATE)
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert section(result) == [f"there/{PEAKS} is not written: No such file or directory, what was there is as it was"]
+    assert section(result) == [f"there/{PEAKS} is not written: No such file or directory; the file is unchanged"]
 
 
 # --- bad files ------------------------------------------------------------------------------------------------------------
@@ -78,11 +78,11 @@ def test_a_bad_file_stops_the_run_before_it_starts(run, peaks, text, args, messa
     assert (peaks.read_text() if peaks.exists() else None) == text
 
 
-OF_WHICH = "option {}: of which file? Add --nnx-baseline PATH, or nnx_baseline to the ini file"
+OF_WHICH = "option {} needs a file: add --nnx-baseline PATH, or nnx_baseline to the ini file"
 OPTIONS = {
     **{(option,): OF_WHICH.format(option) for option in (UPDATE, NEW_ONLY, "--nnx-baseline-any-stamp")},
     (f"--nnx-baseline={PEAKS}", UPDATE, NEW_ONLY): (
-        f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
+        f"options {UPDATE} and {NEW_ONLY}: the first replaces every entry, the second keeps them all: give one of them"
     ),
 }
 

@@ -31,7 +31,7 @@ def test_invariants_broken_together_are_shown_together_in_the_order_of_the_rows(
     report = check(Model(tracers=has("scan"), memory=has("scan")), 1, sweep="singles", max_examples=0)
     assert not report.ok
     rows = [line.split()[0] for line in str(report).splitlines() if re.match(r"  \w", line)]
-    assert rows == ["nesting", "tracers", "leaked", "hint", "memory", "leaked", "hint", "way", "replay"]
+    assert rows == ["nesting", "tracers", "hint", "leaked", "memory", "hint", "leaked", "steps", "replay"]
 
 
 def test_a_drawn_violation_shrinks_to_the_smallest():
@@ -67,7 +67,7 @@ def test_a_refused_closure_style_is_probed_once_and_drawn_no_more():
 def test_a_rejection_can_be_made_a_failure():
     report = check(Model(rejected=has("eval_shape[closure]")), 1, on_rejection="fail")
     assert not report.ok
-    with pytest.raises(InvariantViolation, match=r"nnx nesting rejected by flax: eval_shape\[closure\]"):
+    with pytest.raises(InvariantViolation, match=r"nnx nesting not supported by flax: eval_shape\[closure\]"):
         assert_invariants(Model(rejected=has("eval_shape[closure]")), 1, on_rejection="fail")
 
 
@@ -90,15 +90,15 @@ def test_a_nested_failure_is_reported_and_raised():
     model = Model(failed=has("scan"))
     report = check(model, 1)
     assert verdicts(report)["scan"] == "failed"
-    assert str(report).startswith("nnx nesting failed: scan\n")
+    assert str(report).startswith("nnx nesting raised: scan\n")
     with pytest.raises(TypeError, match="carry") as caught:
         assert_invariants(model, 1)
     told, around = caught.value.__notes__
     assert "replay      check(..., nesting='scan')" in told
     assert around.splitlines() == [
-        "  holds       scan[functional], scan[closure], scan[jax_closure]",
-        "              (nearest, of 3 tried)",
-        "  way         un-nested held, scan failed",
+        "  passes      scan[functional], scan[closure], scan[jax_closure]",
+        "              (similar, of 3 tried)",
+        "  steps       un-nested passes, scan raises",
     ]
 
 

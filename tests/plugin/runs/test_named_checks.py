@@ -106,7 +106,7 @@ def ids_of(result):
 def test_a_class_whose_constructor_asks_for_rngs_alone(named):
     result = named(*BLOCK, JIT)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"{BLOCK_ID}  1 nesting: 1 held*"])
+    result.stdout.fnmatch_lines([f"{BLOCK_ID}  1 nesting: 1 passed*"])
 
 
 def test_a_class_that_breaks_an_invariant_fails_with_a_replay_that_can_be_run(named, pytester):
@@ -143,7 +143,7 @@ def test_a_method_a_factory_and_a_function_that_returns_its_inputs(named):
         JIT,
     )
     result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["nnx-check::models:case  1 nesting: 1 held*"])
+    result.stdout.fnmatch_lines(["nnx-check::models:case  1 nesting: 1 passed*"])
 
 
 def test_a_constructor_that_asks_for_more_is_given_it_by_build(named):
@@ -181,7 +181,9 @@ def test_an_abstract_check_allocates_nothing(named, pytester, check):
     name, *inputs = check
     result = named(f"--nnx-check=large:{name}", *inputs, "--nnx-abstract", "--nnx-memory-budget=4TB", JIT)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"nnx-check::large:{name}(abstract*  1 nesting: 1 held; worst peak * TiB of 3.6 TiB*"])
+    result.stdout.fnmatch_lines(
+        [f"nnx-check::large:{name}(abstract*  1 nesting: 1 passed; worst peak * TiB of 3.6 TiB*"]
+    )
 
 
 def test_inputs_by_name_and_plain_values(named):
@@ -291,7 +293,7 @@ def test_a_run_without_the_checks_does_not_call_their_entries_stale(named, pytes
 
 STOPPED = [
     (["--nnx-check=models"], "ERROR: option --nnx-check: 'models' names nothing, write package.module:Name*"),
-    (["--nnx-inputs=f32[2]"], "ERROR: option --nnx-inputs: of which check? Add --nnx-check package.module:Name"),
+    (["--nnx-inputs=f32[2]"], "ERROR: option --nnx-inputs needs a check: add --nnx-check package.module:Name"),
     ([*BLOCK, "--nnx-inputs=f32(x)"], "ERROR: option --nnx-inputs: 'f32(x)' has no shape of whole numbers, write *"),
 ]
 

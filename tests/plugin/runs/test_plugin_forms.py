@@ -24,7 +24,7 @@ def test_forms_of_a_test(run_inner, pytester):
     pytester.makepyfile(**files)
     result = run_inner("")
     result.assert_outcomes(passed=len(FORMS))
-    result.stdout.re_match_lines([rf"{name}.py::\S+  \d\d nestings: \d\d held; .*" for name in files])
+    result.stdout.re_match_lines([rf"{name}.py::\S+  \d\d nestings: \d\d passed; .*" for name in files])
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def test_block(nnx_wrap):
     print("hello from the test")
     nnx_wrap(Model())(1)
 """
-OF_NESTING = re.compile(r"  (?:held|violated|not supported by flax) +(?:[\d.]+ KiB +)?\d+\.\d\d s   (.+)")
+OF_NESTING = re.compile(r"  (?:passed|failed|not supported by flax) +(?:[\d.]+ KiB +)?\d+\.\d\d s   (.+)")
 NOW_AND_THEN = re.compile(r"test_block  (.+?)  \d+ of 5(, about \d+ s left)?")
 SWEEP = ["un-nested", "jit", "scan", "jit > call_first", "jit > scan > scan"]
 ON_TERMINAL = """
@@ -93,7 +93,7 @@ def test_the_line_of_a_nesting():
         progress.ended(nesting, None, 12),
     ]
     assert lines == [
-        "  held                     2.0 KiB     0.31 s   jit > scan > remat",
+        "  passed                   2.0 KiB     0.31 s   jit > scan > remat",
         "  not supported by flax             1234.50 s   un-nested",
         "  not checked                         12.00 s   jit > scan > remat",
     ]
@@ -136,7 +136,7 @@ def test_what_runs_after_the_test_is_not_shown(run_inner):
     result = run_inner(SUITE.replace("Model()", "Model(tracers=has('scan'))"), "-v")
     result.assert_outcomes(failed=1)
     assert said(result, OF_NESTING) == SWEEP[:3]
-    result.stdout.fnmatch_lines(["*holds *scan*functional*"])
+    result.stdout.fnmatch_lines(["*passes *scan*functional*"])
 
 
 # --- what can go wrong ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """``--nnx-report`` in a run: what is written, and what is said where it cannot be; with workers of xdist in tests/system/processes/test_runs.py."""
 
 import json
+import shutil
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -67,7 +68,9 @@ def test_files_properties_and_summary_tell_the_same(run_inner, pytester, summary
     assert pair["failed_at"] == {"file": "test_inner.py", "line": 8}
     assert pair["message"].startswith("nnx invariant broken: tracers")
     assert "nnx_wrap" not in pair["message"]
-    assert "<title>1 of 2 tests failed - nnx invariants</title>" in (folder / "report.html").read_text("utf-8")
+    assert f"<title>1 of 2 tests failed - {pytester.path.name} - nnx invariants</title>" in (
+        folder / "report.html"
+    ).read_text("utf-8")
     assert "| `test_inner.py::test_pair` | tracers | `jit > scan` |" in (folder / "report.md").read_text("utf-8")
     properties = junit(pytester)
     assert properties["test_pair"]["nnx_verdict"] == "violated"
@@ -209,7 +212,7 @@ def test_a_test_that_cannot_be_told_of_is_told_by_name(run_inner, pytester, monk
     result = run_inner(MIXED, "--nnx-report=report.json")
     result.assert_outcomes(passed=2, failed=1)
     told = {name: (test["outcome"], test["message"]) for name, test in heads(pytester).items()}
-    assert told["test_pair"] == ("failed", "nnx report: cannot tell of this test: RuntimeError: <what>")
+    assert told["test_pair"] == ("failed", "nnx report: cannot record this test: RuntimeError: <what>")
 
 
 def test_a_summary_that_cannot_be_written_fails_no_run(run_inner, pytester, monkeypatch, summary):
@@ -252,3 +255,45 @@ def test_x(nnx_wrap, subtests):
     assert head["counts"]["held"] >= 1
     assert len(written(pytester)["nestings"]) >= 4
     result.stdout.fnmatch_lines(["test_inner.py::test_x * nestings: *"])
+
+
+PYPROJECT = '[project]\nname = "decoder"\n'
+
+
+def head_of_run(pytester, run_inner, monkeypatch, *options, sha=""):
+    if sha:
+        monkeypatch.setenv("GITHUB_SHA", sha)
+    else:
+        monkeypatch.delenv("GITHUB_SHA", raising=False)
+    run_inner("def test_plain(): pass\n", "--nnx-report=report.json", "--nnx-report=report.html", *options)
+    run = written(pytester)["run"]
+    return run["project"], run["commit"], (pytester.path / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "pyproject, name",
+    [(PYPROJECT, "decoder"), ("[project]\nname = 3\n", ""), ("[tool]\n", ""), ("project = [", ""), (None, "")],
+    ids=["named", "no_text", "unnamed", "no_toml", "none"],
+)
+def test_a_report_names_the_project(pytester, run_inner, monkeypatch, pyproject, name):
+    (pytester.path / "own.ini").write_text("[pytest]\n")
+    if pyproject is not None:
+        (pytester.path / "pyproject.toml").write_text(pyproject)
+    # With an ini file of its own, pytest does not stop at a pyproject.toml that is no TOML.
+    project, commit, page = head_of_run(pytester, run_inner, monkeypatch, "-c", "own.ini")
+    assert (project, commit) == (name or pytester.path.name, "")
+    assert f'<p class="project">{project} · nnx invariants</p>' in page
+
+
+def test_a_report_names_the_commit(pytester, run_inner, monkeypatch):
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    pytester.run("git", "init", "-q")
+    assert head_of_run(pytester, run_inner, monkeypatch)[1] == ""  # none yet
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    pytester.run("git", *who, "commit", "-q", "--allow-empty", "-m", "first")
+    (sha,) = pytester.run("git", "rev-parse", "HEAD").outlines
+    assert head_of_run(pytester, run_inner, monkeypatch)[1] == sha
+    _, commit, page = head_of_run(pytester, run_inner, monkeypatch, sha="f" * 40)
+    assert commit == "f" * 40
+    assert f' at <code title="{commit}">ffffffffff</code> · nnx invariants</p>' in page

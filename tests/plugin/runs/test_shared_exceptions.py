@@ -42,7 +42,7 @@ def test_each_test_shows_its_own_rows_and_the_plainest_nesting_that_raises(run_i
     assert sum("a note of the user's own" in line for line in lines) == 4
     rows = [line.split() for line in lines]
     assert [row[2] for row in rows if row[1:2] == ["nesting"]][-1] == "scan"
-    assert [row[-2:] for row in rows if row[1:2] == ["way"]][-1] == ["scan", "failed"]
+    assert [row[-2:] for row in rows if row[1:2] == ["steps"]][-1] == ["scan", "raises"]
 
 
 def test_notes_of_the_user_and_of_hypothesis_stay():

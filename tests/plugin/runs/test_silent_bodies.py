@@ -98,7 +98,7 @@ def test_each_object_of_a_body_is_called_under_each_nesting(run_inner):
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("invariants", ["memory", "donation,memory", "recompilation"])
 def test_invariants_of_compiled_programs_ask_for_a_jit(invariants):
-    with pytest.raises(Exception, match="nothing was checked: .* no nesting has a jit outside"):
+    with pytest.raises(Exception, match="nothing was checked: .* no nesting has an outer jit"):
         check(Model(), 3, invariants=invariants, transforms="scan", styles="argument")
     assert check(Model(), 3, invariants=invariants, transforms="jit,scan", styles="argument").ok
     assert check(Model(), 3, invariants=f"tracers,{invariants}", transforms="scan", styles="argument").ok
@@ -108,7 +108,7 @@ def test_invariants_of_compiled_programs_ask_for_a_jit(invariants):
 def test_donation_asks_for_something_that_is_donated():
     with pytest.raises(
         Exception,
-        match=r"nothing was checked: donation is asserted of what the outermost jit donates, .* \(donate is none\)",
+        match=r"nothing was checked: donation is checked for the arguments that the outermost jit donates, .* \(donate is none\)",
     ):
         check(Model(), 3, invariants="donation", donate="none", styles="argument")
     assert check(Model(), 3, invariants="donation", styles="argument").ok

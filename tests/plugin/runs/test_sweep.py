@@ -245,10 +245,10 @@ class TestNotRun:
         found = check(Model(memory=has("jit")), 1)
         left = SWEEP - 4
         assert found.not_run == left
-        counted = f"1 violated, 3 held; {left} not run, --nnx-all runs them"
+        counted = f"1 failed, 3 passed; {left} not run, --nnx-all runs them"
         assert f"nesting jit smallest of 4 tried; {counted}" in flat(str(found))
         assert dict(report.properties(found))["nnx_not_run"] == left
-        assert report.summary(found).startswith(f"4 nestings: 1 violated, 3 held, {left} not run; worst peak ")
+        assert report.summary(found).startswith(f"4 nestings: 1 failed, 3 passed, {left} not run; worst peak ")
 
 
 @several_modes

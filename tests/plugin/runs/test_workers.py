@@ -13,7 +13,8 @@ from pytest_nnxcheck.reporting import records
 
 def test_a_worker_writes_no_report(publisher, tmp_path):
     publisher.is_worker, publisher.targets = True, (reports.ReportFile(tmp_path / "r.json", "r.json", "option"),)
-    session = SimpleNamespace(config=SimpleNamespace(getoption=lambda name: False), exitstatus=0)
+    config = SimpleNamespace(getoption=lambda name: False, rootpath=tmp_path)
+    session = SimpleNamespace(config=config, exitstatus=0)
     assert [*publisher.pytest_sessionfinish(session)] == [None]
     assert not (tmp_path / "r.json").exists()
     publisher.is_worker = False

@@ -113,7 +113,7 @@ def test_temporary():
 def test_donated_leaves_that_jax_could_not_use_fail_the_test(watch):
     result, failed = watch(DONATES, "-Wdefault")
     assert failed == ["test_suite.py::test_for_nothing", "test_suite.py::test_temporary"]
-    result.stdout.fnmatch_lines(["  donated     float32?7,5?   which no local variable holds"])
+    result.stdout.fnmatch_lines(["  donated     float32?7,5?   no local variable holds it"])
     result.stdout.fnmatch_lines(
         [
             "nnx watch: donated for nothing: model.bias, model.kernel",

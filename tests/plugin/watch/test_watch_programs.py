@@ -78,7 +78,7 @@ def test_a_multiple_is_told_to_be_for_marked_tests(watch, pytester):
     pytester.makeini("[pytest]\nnnx_watch = fail\nnnx_memory_budget = 2x\n")
     result = watch(SUITE)
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*; memory_budget 2x is a multiple, which a test has that is marked: write bytes *"])
+    result.stdout.fnmatch_lines(["*; memory_budget 2x is a multiple, which works in marked tests alone: write bytes *"])
 
 
 COPIES = """

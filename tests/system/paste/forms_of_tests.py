@@ -138,4 +138,19 @@ def test_only_nested(nnx_wrap):
         return y
 
     nnx_wrap(forward)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+
+def of_a_list(models, x):
+    KEPT.append(models[0](x))
+
+def of_a_subject(subject, x):
+    KEPT.append(subject(x))
+
+def of_wrapped(wrapped, x):
+    KEPT.append(wrapped(x))
+
+@marked
+@pytest.mark.parametrize("function", [of_a_list, of_a_subject, of_wrapped])
+def test_parameter(nnx_wrap, function):
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    nnx_wrap(function)([model] if function is of_a_list else model, jnp.ones((2, 4)))
 """

@@ -100,6 +100,7 @@ FORMS_OF_TESTS = (
     "test_registered",
     "test_own_assertion",
     "test_only_nested",
+    *(f"test_parameter[{name}]" for name in ("of_a_list", "of_a_subject", "of_wrapped")),
 )
 SHOWN = [*(test for test in TESTS_THAT_BREAK if SINCE.get(test, True)), *FORMS_OF_TESTS]
 
@@ -115,7 +116,7 @@ def test_a_program_fails_as_the_test_does_and_says_so_first(shown, test):
         assert first == f"# nnx invariant broken: {found.kind}"
     else:
         assert raised == found.kind, text
-        assert first.startswith("# nnx nesting failed: ")
+        assert first.startswith("# nnx nesting raised: ")
 
 
 @pytest.mark.parametrize("test", [test for test in SHOWN if test not in FORMS_OF_TESTS])

@@ -104,7 +104,7 @@ def test_two_workers_leave_what_one_process_does(run_inner, pytester, actions):
     assert "mine" in {violation["invariant"] for nesting in report["nestings"] for violation in nesting["violations"]}
     assert sum(len(nesting["violations"]) for nesting in report["nestings"]) > 6
     assert properties["test_holds"]["nnx_verdict"] == "held"
-    assert properties["test_holds"].get("nnx_modes") == ("current held, tree held" if MODES else None)
+    assert properties["test_holds"].get("nnx_modes") == ("current passed, tree passed" if MODES else None)
     assert properties["test_plain"] == {}
     assert any("compared, " in line and " grew by more than 5%" in line for line in told)
     assert any("is written, " in line and " new" in line for line in told)
@@ -185,8 +185,8 @@ def test_the_same_verdicts_whatever_runs_them(run_inner, args):
     result.stdout.fnmatch_lines(
         [
             "*nnx invariants*",
-            "test_inner.py::test_holds  40 nestings: 40 held; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
-            "test_inner.py::test_pair  30 nestings: 2 violated, 28 held, 13 not run; worst peak *",
+            "test_inner.py::test_holds  40 nestings: 40 passed; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
+            "test_inner.py::test_pair  30 nestings: 2 failed, 28 passed, 13 not run; worst peak *",
             "FAILED test_inner.py::test_pair - nnx tracers: tracers is broken",
         ]
     )
@@ -218,9 +218,9 @@ def test_ctrl_c_leaves_a_partial_summary_and_a_report_but_no_baseline(run_inner,
     result.stdout.re_match_lines(
         [
             r"peaks.jsonl is not written: the run was interrupted",
-            r"test_inner.py::test_holds  40 nestings: 40 held; .*",
-            r"test_inner.py::test_pair  30 nestings: 2 violated, 28 held, .*",
-            *([rf"test_inner.py::test_stopped  {nestings} nestings: {nestings} held; .*"] if nestings else []),
+            r"test_inner.py::test_holds  40 nestings: 40 passed; .*",
+            r"test_inner.py::test_pair  30 nestings: 2 failed, 28 passed, .*",
+            *([rf"test_inner.py::test_stopped  {nestings} nestings: {nestings} passed; .*"] if nestings else []),
             r".*KeyboardInterrupt.*",
         ]
     )

@@ -42,7 +42,7 @@ def test_devices_are_simulated(run_inner, monkeypatch, workers):
     result = run_inner(SIMULATED, "--nnx-devices=4", workers, "-rs", subprocess=True, conftest=conftest)
     result.assert_outcomes(passed=1, skipped=1)
     reason = "SKIPPED [[]1] test_inner.py:19: needs 8 devices, jax has 4: run pytest --nnx-devices 8, or write nnx_devices = 8 into the ini file"
-    result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  40 nestings: 40 held; *"][::-1])
+    result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  40 nestings: 40 passed; *"][::-1])
 
 
 def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch):
@@ -64,9 +64,22 @@ def test_other_constants_are_another_program_where_jax_hands_them_in():
 
 
 PLAIN = """
-def test_plain():
-    import sys
+import sys
 
+class Strict(type):
+    __hash__ = type.__hash__
+
+    def __eq__(cls, other):
+        raise RuntimeError("the code of the user")
+
+class Value(metaclass=Strict):
+    pass
+
+def test_plain():
+    value = Value()
+    assert not {"jax", "numpy"} & sys.modules.keys()
+
+def test_after_another():
     assert not {"jax", "numpy"} & sys.modules.keys()
 """
 IMPORTS = """
@@ -77,10 +90,10 @@ def test_imports():
 """
 
 
-@pytest.mark.parametrize("source", [PLAIN, IMPORTS], ids=["never", "in a test"])
-def test_a_watched_suite_imports_jax_when_its_tests_do(pytester, inner_args, source):
+@pytest.mark.parametrize("source, tests", [(PLAIN, "2 tests"), (IMPORTS, "1 test")], ids=["never", "in a test"])
+def test_a_watched_suite_imports_jax_when_its_tests_do(pytester, inner_args, source, tests):
     """What is called in the meantime meets a module ``flax.nnx`` that has no names yet."""
     pytester.makepyfile(source)
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:randomly", "--nnx-watch")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
+    result.assert_outcomes(passed=int(tests[0]))
+    result.stdout.fnmatch_lines([f"{tests} watched: nothing was left behind*"])

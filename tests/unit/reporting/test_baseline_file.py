@@ -97,7 +97,7 @@ UPDATE = "write it anew with --nnx-baseline-update, from a run of all tests"
 ANEW = f": take back what changed the file, or delete it and {UPDATE}"
 FOREIGN = f": name another file, or delete this one and {UPDATE}"
 CONFLICT = ": take either side, then write the file anew from the merged code with --nnx-baseline-update"
-FIELDS = "here belong peak, split, buffers, drawn, and there is "
+FIELDS = "this line needs peak, split, buffers, drawn, and has "
 BAD = {
     "empty": ("", f"1: this is no baseline of pytest-nnxcheck, it starts with an empty line{FOREIGN}"),
     "format 3": (
@@ -106,7 +106,7 @@ BAD = {
     ),
     "stamp": (
         edited('"flax": "0.10.2", ', ""),
-        '1: here belong jax, jaxlib, flax, platform, device, devices, and there is ["jax", "jaxlib", "platform", "device", "devices"]' + ANEW,
+        '1: this line needs jax, jaxlib, flax, platform, device, devices, and has ["jax", "jaxlib", "platform", "device", "devices"]' + ANEW,
     ),
     "no JSON": (edited("108,", "108"), "2: the line is not JSON (Expecting ',' delimiter, column 74)" + ANEW),
     "an empty line": (TEXT + "\n", "5: the line is not JSON (Expecting value, column 1)" + ANEW),
@@ -117,7 +117,7 @@ BAD = {
     "negative": (edited('"peak": 7', '"peak": -7'), "3: peak is -7, not a whole number" + ANEW),
     "true for 1": (edited('"peak": 7', '"peak": true'), "3: peak is true, not a whole number" + ANEW),
     "no list": (edited('"buffers": []', '"buffers": {}'), "3: buffers is {}, not a list" + ANEW),
-    "split": (edited('"split": null', '"split": []'), "3: here belong arguments, outputs, temporaries, aliased, constants, and there is []" + ANEW),
+    "split": (edited('"split": null', '"split": []'), "3: this line needs arguments, outputs, temporaries, aliased, constants, and has []" + ANEW),
     "sum": (edited("108", "109"), "2: the parts of the peak add up to 108 B, and 109 B is written" + ANEW),
     "twice": (
         TEXT + SCAN,

@@ -12,7 +12,7 @@ from pytest_nnxcheck.plugin.selection import Selection
 BAD_FILES = {
     '["a"]\nmemry = "x"\n': "known.toml, table 'a': expected failure 'memry' names no known invariant or nesting: unknown word 'memry', did you mean 'memory'?",
     '["a"]\nmemory = 3\n': "known.toml, table 'a': expected failure 'memory' has the reason 3, write why it fails",
-    'memory = "x"\n': "known.toml: 'memory' stands outside of a table, write the test above it, as [\"tests/test_model.py::test_block\"]",
+    'memory = "x"\n': "known.toml: 'memory' is outside of a table, write the test above it, as [\"tests/test_model.py::test_block\"]",
     '[tests.model]\nmemory = "x"\n': "known.toml: table 'tests' holds tables, put the node id in quotes, as a whole",
     '["a"]\nmemory = "x\n': "known.toml is no TOML file: *line 2*",
     '["a"]\n["a"]\n': "known.toml is no TOML file: *line 2*",

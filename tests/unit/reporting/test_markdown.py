@@ -70,7 +70,7 @@ def test_code_says_the_name_itself(name):
 def test_a_run_reads_well():
     assert markdown.render(documents.mixed()).partition("<details>")[0] == (
         "## ✗ nnx invariants: 1 of 2 tests failed\n\n"
-        "10 nestings of 2 tests: 1 violated, 1 failed, 5 held, 1 expected to fail, 1 not supported by flax, 1 left out  \n"
+        "10 nestings of 2 tests: 1 failed, 1 raised, 5 passed, 1 expected to fail, 1 not supported by flax, 1 left out  \n"
         "jax 0.12.0, flax 0.12.12\n\n"
         "| test | broken | smallest nesting | peak | budget |\n"
         "|---|---|---|---:|---:|\n"
@@ -90,12 +90,12 @@ def test_the_message_and_the_program_are_folded_away():
     assert '<pre><code class="language-python">print(1)' in html
     document["nestings"][2]["program_text"] = "print(1)\n" * 1000
     assert "language-python" not in PARSER.render(markdown.render(document))
-    assert "<td>3: 3 held</td>" in html
+    assert "<td>3: 3 passed</td>" in html
     assert html.count("<details>") == html.count("</details>") == 2
 
 
 @pytest.mark.parametrize(
-    "end, said", [("passed", "✓ nnx invariants: all hold"), (None, "nnx invariants: no marked test ran")]
+    "end, said", [("passed", "✓ nnx invariants: all pass"), (None, "nnx invariants: no marked test ran")]
 )
 def test_a_run_without_a_failure(end, said):
     tests = [] if end is None else [documents.ended("t.py::t", end=end)]
@@ -129,6 +129,6 @@ def test_it_says_what_was_not_run():
     stopped = documents.ended("t.py::t", documents.BROKEN, end="failed", not_run=12)
     known = documents.ended("t.py::u", documents.BROKEN, end="xfailed", not_run=3)
     text = markdown.render(documents.document(stopped, known))
-    assert re.search(r"^14 nestings of 2 tests: 2 violated, .*, 15 not run", text, re.MULTILINE)
-    assert re.search(r"^\| `t.py::u` \| 7: 1 violated, .*, 3 not run \|", text, re.MULTILINE)
+    assert re.search(r"^14 nestings of 2 tests: 2 failed, .*, 15 not run", text, re.MULTILINE)
+    assert re.search(r"^\| `t.py::u` \| 7: 1 failed, .*, 3 not run \|", text, re.MULTILINE)
     assert "not run" not in markdown.render(documents.mixed())

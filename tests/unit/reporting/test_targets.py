@@ -26,7 +26,7 @@ from pytest_nnxcheck.core.peak import Bound, Figures, OnTarget, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import hooks
 from pytest_nnxcheck.reporting import hints, notes, records, report, tally, target_rows
-from pytest_nnxcheck.reporting.pages import html_page, markdown
+from pytest_nnxcheck.reporting.pages import html_nesting, html_page, markdown
 from pytest_nnxcheck.reporting.violations import worded
 
 GIB = 2**30
@@ -69,7 +69,7 @@ def held(*on, nesting="jit", verdict="held", **more):
         # Before jax 0.7.2 there is the sum alone, which may be over a limit that the compiler of a TPU keeps.
         (replace(V5E, peak=17 * GIB), "fits: its compiler takes the program, whose totals sum up to 17.0 GiB"),
         (LEFT_OUT, "left out: RuntimeError: cuDNN not found."),
-        (OnTarget("h100", limit=GIB), "compiles; this compiler tells no totals"),
+        (OnTarget("h100", limit=GIB), "compiles; this compiler reports no totals"),
         (replace(V5E, copies=2 * GIB, state=GIB), "fits: peak 3.1 GiB of 15.75 GiB; 2.00 copies of the state"),
         (
             LOST,
@@ -194,8 +194,8 @@ def test_the_next_slices(name, larger):
         ),
         (Fact("left out on target", ("h100",), "RuntimeError: no"), "left out on h100: RuntimeError: no"),
         (
-            Fact("nothing on target", ("v5e", "h100"), "no nesting with a jit outside was run"),
-            "no program was compiled for v5e, h100: no nesting with a jit outside was run",
+            Fact("nothing on target", ("v5e", "h100"), "no nesting with an outer jit was run"),
+            "no program was compiled for v5e, h100: no nesting with an outer jit was run",
         ),
         (
             Fact("asks for devices", ("v5e",), "jax.devices() at model.py:219"),
@@ -217,7 +217,7 @@ def test_the_line_of_a_test_has_the_worst_program_of_each_target():
         "does not fit v5e: 18.2 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB"
     )
     assert report.summary(checked) == (
-        "3 nestings: 3 held; does not fit v5e: 18.2 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB"
+        "3 nestings: 3 passed; does not fit v5e: 18.2 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB"
     )
     assert "nnx_targets" not in dict(report.properties(report.Report((held(),), Settings())))
 
@@ -300,8 +300,8 @@ def test_markdown_has_a_column_where_there_are_targets():
     text = markdown.render(documents.document(bad, good, without))
     assert "| test | broken | smallest nesting | peak | budget | targets |\n|---|---|---|---:|---:|---|\n" in text
     assert "| `u.py::u` | memory | `jit` | 5.0 MiB | 4.0 MiB | does not fit v5e: 18.2 of 15.75 GiB |\n" in text
-    assert "| `t.py::t` | 2: 2 held | - | - | fits v5e: 3.1 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB |\n" in text
-    assert "| `v.py::v` | 3: 3 held | 5.0 MiB | 6.0 MiB | - |\n" in text
+    assert "| `t.py::t` | 2: 2 passed | - | - | fits v5e: 3.1 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB |\n" in text
+    assert "| `v.py::v` | 3: 3 passed | 5.0 MiB | 6.0 MiB | - |\n" in text
     assert "targets" not in markdown.render(documents.mixed())
 
 
@@ -311,8 +311,8 @@ def test_the_page_has_a_row_a_target_and_tells_it_once():
     found = reported(held(V5E), told)
     page = html_page.render(found)
     assert '<dt class="">v5e</dt><dd class="">fits: peak 3.1 GiB of 15.75 GiB</dd>' in page
-    assert '<p class="summary">2 nestings: 1 violated, 1 held · does not fit v5e: 18.2 of 15.75 GiB · ' in page
-    assert html_page.cause(found["nestings"][1]).count("peak 18.2 GiB does not fit 15.75 GiB") == 1
+    assert '<span class="summary">2 nestings: 1 failed, 1 passed · does not fit v5e: 18.2 of 15.75 GiB</span>' in page
+    assert html_nesting.cause(found["nestings"][1]).count("peak 18.2 GiB does not fit 15.75 GiB") == 1
     assert "v5e" not in html_page.render(documents.mixed())
 
 
@@ -321,5 +321,5 @@ def test_the_page_says_whose_peak_it_is_where_there_are_targets():
         documents.outcome("jit"),
         documents.outcome("jit > scan", evidence=replace(documents.EVIDENCE, targets=(V5E,))),
     )["nestings"]
-    assert [">peak on the CPU</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [False, True]
-    assert [">peak</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [True, False]
+    assert [">peak on the CPU</dt>" in html_nesting.cause(nesting) for nesting in (on_cpu, beside)] == [False, True]
+    assert [">peak</dt>" in html_nesting.cause(nesting) for nesting in (on_cpu, beside)] == [True, False]

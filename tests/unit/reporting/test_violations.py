@@ -56,10 +56,10 @@ def test_the_seconds_of_a_nesting_add_up():
 
 def test_findings_without_a_row_are_counted():
     touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
-    assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))
+    assert touched.details[-2:] == (("", "and 34 more"), ("leaked by", "jit[closure]"))
     assert ("", "and 2 more") in left(*[LEAK] * 8).details
     touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
-    assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))
+    assert touched.details[-2:] == (("", "and 34 more"), ("leaked by", "jit[closure]"))
     dropped = said("donation", *[UpdateDropped("optimizer.step")] * 13)
     assert len(dropped.details) == 12, "the first is the summary"
     assert dropped.details[-1] == ("", "and 1 more")
@@ -114,7 +114,7 @@ def test_where_a_budget_comes_from(bound, row):
 
 def test_a_piece_of_advice_is_given_once():
     piece = HeldTwice((0, 1, 2), "joined", "m.py:3", ("float32[64]",), KIB, ("model.q", "model.k", "model.v"))
-    text = "1.0 KiB: all of model.q and 2 more once more, joined into one array; keep them in one Variable, or take each by itself (m.py:3)"
+    text = "1.0 KiB: all of model.q and 2 more once more, joined into one array; keep them in one Variable, or take each of them separately (m.py:3)"
     assert said("memory", MemoryWasted(advice=(piece, piece))).details == (("advice", text),)
 
 

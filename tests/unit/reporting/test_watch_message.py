@@ -32,7 +32,7 @@ def test_the_message_says_what_where_and_what_to_write():
         "  hint        build it outside of the transform, or hand it out as an",
         "              output of nnx.jit or nnx.eval_shape, which make it anew",
         "  see         @pytest.mark.nnx_invariants on a test of this module names",
-        "              the nesting that breaks it, and the nearest one that holds",
+        "              the smallest failing nesting, and similar ones that pass",
     ]
 
 
@@ -49,7 +49,7 @@ def test_a_long_list_is_cut():
         (UnusedBuffers("float32[4]", 1, ("m.a",), ""), "m.a", "float32[4]   m.a"),
         (UnusedBuffers("float32[4]", 2, ("m.a", "m.b"), ""), "m.a, m.b", "float32[4]   m.a, m.b"),
         (UnusedBuffers("float32[4]", 1, ("m.a", "m.b"), ""), "float32[4]", "float32[4]   1 of m.a, m.b"),
-        (UnusedBuffers("float32[4]", 1, (), ""), "float32[4]", "float32[4]   which no local variable holds"),
+        (UnusedBuffers("float32[4]", 1, (), ""), "float32[4]", "float32[4]   no local variable holds it"),
     ],
 )
 def test_a_donated_leaf_is_named_where_its_type_tells_it(unused, shown, row):
@@ -155,7 +155,7 @@ def test_the_function_that_a_decorator_wraps_is_looked_at_too():
     [
         ((3, 0, [], [""]), "3 tests watched: nothing was left behind"),
         ((1, 0, ["tracers"], []), "1 test watched: 1 left tracers behind"),
-        ((9, 1, ["pinned", "tracers", "tracers", "donation"], []), "9 tests watched: 2 left tracers behind, 1 left Variables of an ended trace behind, 1 donated for nothing; 1 looked at in part, they reach too much"),
+        ((9, 1, ["pinned", "tracers", "tracers", "donation"], []), "9 tests watched: 2 left tracers behind, 1 left Variables of an ended trace behind, 1 donated for nothing; 1 checked in part: they reach too many objects"),
         ((2, 0, [], ["", "local variables of tests, and calls of modules, are watched from Python 3.12 on"]), "2 tests watched: nothing was left behind; local variables of tests, and calls of modules, are watched from Python 3.12 on"),
     ],
 )  # fmt: skip
