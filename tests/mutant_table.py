@@ -206,7 +206,6 @@ MUTANTS = (
     Mutant("originals.look_at", Never("is_pinned(variable)"), "test_writes.py"),
     Mutant("originals.look_at", Always("seen.complete"), "test_notes.py"),
     Mutant("originals.in_mapped_file", Always("not mapped"), "test_notes.py"),
-    Mutant("origins.made", Never("at_barrier"), "test_memory_breakdown.py"),
     Mutant("bound.whole_constants", Replaces("profile.devices == 1", "profile.devices > 0"), "test_sharded.py"),
     Mutant("uncomputed._TOOL_IDS", Replaces("(3, 4, 5, 2, 1)", "(0, 3, 4, 5, 2, 1)"), "test_values.py"),
     Mutant("hooks.pytest_runtest_makereport", Replaces("has_ended(item, report)", "report.when == 'call'"), "test_report_files.py"),
