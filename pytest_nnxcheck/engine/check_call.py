@@ -265,11 +265,10 @@ def meets_own_jit(call: Call, observation: Observation) -> bool:
 
 def remapped(ran: Ran) -> Ran:
     """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped; any other as it is."""
-    call = ran.call
-    if ran.observation.error is None or not maps_written(call.nesting):
+    call, state = ran.call, ran.profile.state
+    if ran.observation.error is None or state.restored or not maps_written(call.nesting):
         return ran
 
-    state = ran.profile.state
     restored = call.tried("restored", lambda: trials.restored_leaves(call.subject, state.changed))
     if not restored:
         return ran
