@@ -435,7 +435,7 @@ MUTANTS = (
     Mutant("donation.judge", Replaces("on.lost", "()"), "test_on_targets.py"),
     Mutant("outcomes.of_targets", Replaces("max(MUCH_MORE * held.peak, LITTLE)", "MUCH_MORE * held.peak * 1e9"), "test_on_targets.py"),
     Mutant("run.Run._without_target", Replaces("TARGETED & {*self.settings.invariants}", "True"), "test_on_targets.py"),
-    Mutant("frames._noted", Negates("package(caller) not in _LIBRARIES"), "test_on_targets.py"),
+    Mutant("frames._noted", Negates("not of_library(caller)"), "test_on_targets.py"),
     Mutant("target_rows.details", Drops("on.refused"), "test_targets.py"),
     Mutant("target_rows.details", Replaces("on.donated - len(on.lost) - on.lost_too", "on.donated - len(on.lost)"), "test_targets.py"),
     Mutant("target_rows.share", Never("on.share == 1.0"), "test_targets.py"),

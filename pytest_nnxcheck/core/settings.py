@@ -303,7 +303,7 @@ DEFAULTS = Settings()
 
 
 def names(scope: Scope | None = None, place: SettingPlace | None = None) -> tuple[str, ...]:
-    """The settings of a scope, or of both, that may be given in a place, or in any."""
+    """The settings of a scope, or of all, that may be given in a place, or in any."""
     rows = TABLE.items()
     return tuple(name for name, row in rows if scope in (None, row.scope) and {place} <= {None, *row.places})
 
