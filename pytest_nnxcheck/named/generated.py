@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import functools
 import hashlib
 import importlib
@@ -20,7 +19,7 @@ from typing import Any
 
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.settings import CHECK_ID, flag
-from pytest_nnxcheck.core.text import some
+from pytest_nnxcheck.core.text import meant, some
 from pytest_nnxcheck.named.command_line import Named
 from pytest_nnxcheck.paste.slicer import globals_in
 
@@ -205,8 +204,8 @@ def _attribute(named: Named, holder: Any, name: str) -> Any:
 def _near(name: str, there: Iterable[str], *, every: bool = True) -> str:
     """The end of a message: the nearest name, or those that are there."""
     public = sorted(word for word in there if not word.startswith("_"))
-    if near := difflib.get_close_matches(name, public, n=1):
-        return f", did you mean {near[0]!r}?"
+    if hint := meant(name, public):
+        return f", {hint}"
     return f"; it has {some(public, 8)}" if every and public else ""
 
 
