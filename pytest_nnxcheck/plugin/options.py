@@ -135,9 +135,7 @@ def profile(config: pytest.Config, options: argparse.Namespace | None = None) ->
     if asked.value not in known:
         from pytest_nnxcheck import profiles
 
-        files = dict.fromkeys(
-            [config.inipath or config.rootpath / "pyproject.toml", config.rootpath / "pyproject.toml"]
-        )
+        files = dict.fromkeys(filter(None, [config.inipath, config.rootpath / "pyproject.toml"]))
         try:
             known[asked.value] = profiles.find(asked.value, files)
         except SettingError as error:
