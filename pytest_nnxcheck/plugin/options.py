@@ -98,12 +98,12 @@ def named(config: pytest.Config) -> list[tuple[str, str]]:
     return list(config.option.nnx_named or ())
 
 
-def replay_options(options: argparse.Namespace, further: Iterable[str] = ()) -> str:
-    """The typed options that say how a nesting is judged, as a replay repeats them; ``further`` are those of a check by name."""
+def replay_options(options: argparse.Namespace, own: Iterable[str] = ()) -> str:
+    """The typed options that say how a nesting is judged, as a replay repeats them, behind the test's ``own``."""
     names = ["profile", *(name for name in table.names("check") if not TABLE[name].selects_nestings)]
     pairs = typed(options, names).items()
     words = [part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)]]
-    return shlex.join([*further, *words])
+    return shlex.join([*own, *words])
 
 
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
