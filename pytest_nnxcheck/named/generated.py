@@ -214,9 +214,11 @@ def _refuse_inputs(named: Named, found: Found) -> None:
     method = found.method or "__call__"
     function = next((vars(base)[method] for base in found.builder.__mro__ if method in vars(base)), None)
     if function is None:
-        methods = [name for name, value in vars(found.builder).items() if inspect.isfunction(value)]
+        there = vars(found.builder).items()
+        methods = [name for name, value in there if inspect.isfunction(value) and not name.startswith("_")]
+        example = methods[0] if methods else "decode"
         raise named.error(
-            f"a {found.path} has no {method}{_near(method, methods)}; name a method, as {named.name}.decode"
+            f"a {found.path} has no {method}{_near(method, methods)}; name a method, as {named.name}.{example}"
         )
     try:
         positional = [each for each in named.inputs if not each.name]
