@@ -1,9 +1,8 @@
 """The one table of settings: what each may be, where it may be given, its default, its help and where the documents explain it.
 
-A row of the scope ``check`` is a field of `Settings`; one of the scope ``run`` is for a run as a whole, one of the scope ``named`` names what
-is checked. The marker's signature, the
-``--nnx-*`` options, the ``nnx_*`` ini names and the tables of docs/settings.md come from `TABLE`. Nothing here imports pytest,
-hypothesis, jax or flax.
+A row of the scope ``check`` is a field of `Settings`. One of the scope ``run`` is for a run as a whole. One of the scope ``named`` names what is
+checked. The marker's signature, the ``--nnx-*`` options, the ``nnx_*`` ini names and the sections of docs/settings.md come from `TABLE`. Nothing
+here imports pytest, hypothesis, jax or flax.
 """
 
 from __future__ import annotations
