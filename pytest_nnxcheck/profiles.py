@@ -56,7 +56,7 @@ def find(name: str, paths: Iterable[Path]) -> Profile:
 
 
 def _lines(text: str, table: str) -> dict[str, str]:
-    """The lines of a table that give something, as ``:12``."""
+    """The line of each name in a table, as ``:12``."""
     found, inside = dict[str, str](), False
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("["):

@@ -93,7 +93,7 @@ class Named:
         return [*inputs, *build, *([flag("abstract")] if self.abstract else [])]
 
     def over(self, common: Named) -> Named:
-        """The same with what is common to all checks, where it has none of its own."""
+        """The same check, with the options that are common to all checks where it has none of its own."""
         inputs, build = self.inputs or common.inputs, self.build or common.build
         return replace(self, inputs=inputs, build=build, abstract=self.abstract or common.abstract)
 

@@ -25,7 +25,7 @@ from pytest_nnxcheck.paste.slicer import globals_in
 
 _IMPORTS = {"jax": "import jax", "jnp": "import jax.numpy as jnp", "nnx": "from flax import nnx"}
 _GUARD = "nnx_guard"
-"""Looks at what the user's code has built, where the test runs; the source that is shown goes without."""
+"""The function that looks at what the user's code has built, while the test runs. The source that pytest shows has no call of it."""
 
 _SHAPES_OF = '''
 
