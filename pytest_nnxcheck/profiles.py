@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.settings import TABLE, flag, names
+from pytest_nnxcheck.core.settings import TABLE, names, refuse_misplaced
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
 _TABLE = "pytest-nnxcheck.profiles"
@@ -26,30 +26,37 @@ class Profile(NamedTuple):
     """The place where each value is written, in words."""
 
 
+class _File(NamedTuple):
+    """A file that may have profiles."""
+
+    path: Path
+    text: str
+    tables: Mapping[str, Mapping[str, Any]]
+    """The values of each profile, by its name."""
+
+
+_NONE = _File(Path(), "", {})
+
+
 def find(name: str, paths: Iterable[Path]) -> Profile:
     """The profile of that name, in the first file that has profiles. Raises `SettingError`."""
-    path, tables = next(((path, found) for path in paths if (found := _tables(path))), (None, {}))
-    if path is None:
+    path, text, tables = next((found for path in paths if (found := _read(path)).tables), _NONE)
+    if not tables:
         raise SettingError(f"there is no profile {name!r}: write a table [tool.{_TABLE}.{name}] in pyproject.toml")
     try:
         values = tables[one_of("profile", name, tables)]
     except Unreadable as error:
         raise SettingError(f"{error} ({path.name})") from None
-    lines = _lines(path.read_text("utf-8"), f"{_TABLE}.{name}")
+    lines = _lines(text, f"{_TABLE}.{name}")
     origins = {each: f"profile {name} ({path.name}{lines.get(each, '')})" for each in values}
     valid = [each for each in names(place="ini file") if each != "profile"]
-    for setting in values:
-        if setting in TABLE and setting not in valid:
-            raise SettingError(f"{origins[setting]}: {setting} is for the command line, {flag(setting)}")
-        try:
-            one_of("setting", setting, valid)
-        except Unreadable as error:
-            raise SettingError(f"{origins[setting]}: {error}") from None
+    for setting, value in values.items():
+        refuse_misplaced(setting, value, valid, origins[setting])
     return Profile(values, origins)
 
 
 def _lines(text: str, table: str) -> dict[str, str]:
-    """The lines of a table that give something, as ``:12``."""
+    """The line of each name in a table, as ``:12``."""
     found, inside = dict[str, str](), False
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("["):
@@ -59,8 +66,8 @@ def _lines(text: str, table: str) -> dict[str, str]:
     return found
 
 
-def _tables(path: Path) -> dict[str, Mapping[str, Any]]:
-    """The profiles in a file, by name. Raises `SettingError`."""
+def _read(path: Path) -> _File:
+    """Read the profiles in a file. Raises `SettingError`."""
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".toml":
@@ -74,13 +81,13 @@ def _tables(path: Path) -> dict[str, Mapping[str, Any]]:
                 if section.startswith(f"{_TABLE}.")
             }
     except OSError:
-        return {}
+        return _NONE
     except (ValueError, configparser.Error) as error:
         raise SettingError(f"{path.name}: its profiles cannot be read: {error}") from None
     for name, values in found.items():
         if not isinstance(values, dict):
             raise SettingError(f"{path.name}: profile {name} is no table, write [tool.{_TABLE}.{name}]")
-    return found
+    return _File(path, text, found)
 
 
 def _of_toml(document: Any, keys: Iterable[str]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        if package(caller) not in _LIBRARIES:
+        if not of_library(caller):
             lines[f"jax.{name}() at {near(caller.f_code.co_filename)}:{caller.f_lineno}"] = None
         return function(*args, **kwargs)
 
@@ -84,7 +84,7 @@ def called(frame: FrameType) -> str:
         return "map" if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
     name = name or _CALLED.get(code.co_qualname.partition(_IN)[0], "")
-    return name if name and package(frame) in ("jax", "flax") else ""
+    return name if name and of_library(frame) else ""
 
 
 def made_before(frame: FrameType) -> bool:
@@ -137,7 +137,7 @@ _HANDS_ON = ("reraise_with_filtered_traceback", "update_context_manager_wrapper"
 def _jit_of(frame: FrameType) -> FrameType | None:
     """The frame of the jit that traces here; `None` for a loop or a derivative inside the function, or a trace without a jit."""
     above, infers = frame.f_back, False
-    while above is not None and package(above) in _LIBRARIES:
+    while above is not None and of_library(above):
         infers = infers or above.f_code.co_name.startswith(_INFERS)
         if above.f_code.co_name == _TRACES_JITTED:
             return above if infers else None
@@ -148,7 +148,7 @@ def _jit_of(frame: FrameType) -> FrameType | None:
 def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
     """The user's frame that calls a jit, and whether it calls a function of jax or flax that does."""
     above, by_library = jit.f_back, False
-    while above is not None and package(above) in _LIBRARIES:
+    while above is not None and of_library(above):
         module = str(above.f_globals.get("__name__", ""))
         by_library |= above.f_code.co_name not in _HANDS_ON and not module.startswith("flax.nnx.transforms")
         above = above.f_back
@@ -166,9 +166,14 @@ def raised_by_library(error: BaseException) -> bool:
     if entry is None:
         return False
     raises = entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return package(entry.tb_frame) in _LIBRARIES or not raises
+    return of_library(entry.tb_frame) or not raises
 
 
 def package(frame: FrameType) -> str:
     """The top-level package of the code of a frame; empty where its module has no name."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def of_library(frame: FrameType) -> bool:
+    """True if the code of a frame is of jax or flax."""
+    return package(frame) in _LIBRARIES

@@ -1,14 +1,13 @@
 """The one table of settings: what each may be, where it may be given, its default, its help and where the documents explain it.
 
-A row of the scope ``check`` is a field of `Settings`; one of the scope ``run`` is for a run as a whole, one of the scope ``named`` names what
-is checked. The marker's signature, the
-``--nnx-*`` options, the ``nnx_*`` ini names and the tables of docs/settings.md come from `TABLE`. Nothing here imports pytest,
-hypothesis, jax or flax.
+A row of the scope ``check`` is a field of `Settings`. One of the scope ``run`` is for a run as a whole. One of the scope ``named`` names what is
+checked. The marker's signature, the ``--nnx-*`` options, the ``nnx_*`` ini names and the sections of docs/settings.md come from `TABLE`. Nothing
+here imports pytest, hypothesis, jax or flax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -303,7 +302,7 @@ DEFAULTS = Settings()
 
 
 def names(scope: Scope | None = None, place: SettingPlace | None = None) -> tuple[str, ...]:
-    """The settings of a scope, or of both, that may be given in a place, or in any."""
+    """The settings of a scope, or of all, that may be given in a place, or in any."""
     rows = TABLE.items()
     return tuple(name for name, row in rows if scope in (None, row.scope) and {place} <= {None, *row.places})
 
@@ -318,14 +317,23 @@ def parse_given(
     valid = names("check", place)
     parsed = {}
     for name, value in given.items():
-        if name in TABLE and name not in valid:
-            places = " or the ".join(TABLE[name].places)
-            raise SettingError(f"{origin(name)}: {name}={value!r} is for the {places}, {flag(name)}")
+        refuse_misplaced(name, value, valid, origin(name))
         try:
-            parsed[name] = TABLE[one_of("setting", name, valid)].kind.parse(name, value)
+            parsed[name] = TABLE[name].kind.parse(name, value)
         except Unreadable as error:
             raise SettingError(f"{origin(name)}: {error}") from None
     return parsed
+
+
+def refuse_misplaced(name: str, value: object, valid: Collection[str], origin: str) -> None:
+    """Refuse a setting that is not one of the ``valid`` ones of its source. Raises `SettingError` that starts with the origin."""
+    if name in TABLE and name not in valid:
+        places = " or the ".join(TABLE[name].places)
+        raise SettingError(f"{origin}: {name}={value!r} is for the {places}, {flag(name)}")
+    try:
+        one_of("setting", name, valid)
+    except Unreadable as error:
+        raise SettingError(f"{origin}: {error}") from None
 
 
 def lay_over(*sources: Mapping[str, Any]) -> dict[str, Any]:

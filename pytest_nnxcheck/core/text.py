@@ -47,11 +47,16 @@ def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
     valid = tuple(valid)
     if word in valid:
         return word
+    hint = meant(word, valid) or f"write one of {', '.join(valid)}"
+    raise Unreadable(f"unknown {kind} {word!r}, {hint}")
+
+
+def meant(word: str, valid: Iterable[str]) -> str:
+    """``did you mean 'jit'?``, with the nearest valid word; empty where none is near."""
     import difflib  # only where a word is wrong: every run of pytest loads this module
 
-    near = difflib.get_close_matches(word, valid, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(valid)}"
-    raise Unreadable(f"unknown {kind} {word!r}, {hint}")
+    near = difflib.get_close_matches(word, [*valid], n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 _LINK = r"\s*\(https?://[^\s()]+\)"

@@ -20,7 +20,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import graph, variables
-from pytest_nnxcheck.compat.frames import called, made_before, package, profiled, transforms_by_itself
+from pytest_nnxcheck.compat.frames import called, made_before, of_library, package, profiled, transforms_by_itself
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.text import beginning, near
@@ -145,14 +145,10 @@ def rehearse(
     return seen
 
 
-def library(frame: FrameType) -> bool:
-    return package(frame) in ("jax", "flax")
-
-
 def user_caller(frame: FrameType) -> FrameType | None:
     """The user's frame that called a transform; None where another function of jax called it that is one, or has its own use for it."""
     above = frame.f_back
-    while above is not None and library(above):
+    while above is not None and of_library(above):
         if called(above) or transforms_by_itself(above):
             return None
         above = above.f_back

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import flax_modes, frames, refusals, targets
+from pytest_nnxcheck.compat import frames, refusals, targets
 from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -164,10 +164,11 @@ def require_slices(call: Call) -> None:
     """Raise `CheckError` where a slice was named of another size than the mesh of the call, before anything of the call runs."""
     if not call.settings.target:
         return
-    leaves = [*jax.tree.leaves(flax_modes.split(call.subject.state)[1]), *call.subject.inputs]
+    _, leaves = call.originals.split
+    arrays = [*jax.tree.leaves(leaves), *call.subject.inputs]
     with contextlib.suppress(targets.LeftOut):
         for word in call.settings.target:
-            targets.target_of(parse_target(word), targets.mesh_of(leaves))
+            targets.target_of(parse_target(word), targets.mesh_of(arrays))
 
 
 def misfit_of(call: Call, facts: Profile) -> Misfit | None:
@@ -267,11 +268,10 @@ def meets_own_jit(call: Call, observation: Observation) -> bool:
 
 def remapped(ran: Ran) -> Ran:
     """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped; any other as it is."""
-    call = ran.call
-    if ran.observation.error is None or not maps_written(call.nesting):
+    call, state = ran.call, ran.profile.state
+    if ran.observation.error is None or state.restored or not maps_written(call.nesting):
         return ran
 
-    state = ran.profile.state
     restored = call.tried("restored", lambda: trials.restored_leaves(call.subject, state.changed))
     if not restored:
         return ran

@@ -93,7 +93,7 @@ class Named:
         return [*inputs, *build, *([flag("abstract")] if self.abstract else [])]
 
     def over(self, common: Named) -> Named:
-        """The same with what is common to all checks, where it has none of its own."""
+        """The same check, with the options that are common to all checks where it has none of its own."""
         inputs, build = self.inputs or common.inputs, self.build or common.build
         return replace(self, inputs=inputs, build=build, abstract=self.abstract or common.abstract)
 
@@ -113,7 +113,7 @@ def read_all(typed: Iterable[tuple[str, str]], ids: Iterable[str]) -> tuple[Name
         if option == flag("check"):
             checks.append(_read(text))
         elif option == flag("inputs"):
-            checks[-1] = replace(last, inputs=(*last.inputs, *_inputs(text, origin)))
+            checks[-1] = replace(last, inputs=(*last.inputs, *(_input(part, origin) for part in _parts(text))))
         elif option == flag("build"):
             checks[-1] = replace(last, build=_expression(text, origin))
         else:
@@ -142,11 +142,10 @@ def _read(text: str) -> Named:
         raise SettingError(
             f"{origin}: {text!r} has no ')' at its end, write {name} with {flag('inputs')} or {flag('build')}"
         )
-    parts = [part for part in rest[:-1].split(";") if part.strip()]
-    build, abstract = "", False
-    if parts and parts[0].strip() != "abstract" and not _is_input(parts[0]):
+    parts, build, abstract = _parts(rest[:-1]), "", False
+    if parts and parts[0] != "abstract" and not _is_input(parts[0]):
         build = _expression(parts.pop(0), origin)
-    if parts and parts[0].strip() == "abstract":
+    if parts[:1] == ["abstract"]:
         abstract = bool(parts.pop(0))
     return Named(module, path, tuple(_input(part, origin) for part in parts), build, abstract)
 
@@ -161,8 +160,8 @@ def _expression(text: str, origin: str) -> str:
         ) from None
 
 
-def _inputs(text: str, origin: str) -> list[Input]:
-    return [_input(part, origin) for part in text.split(";") if part.strip()]
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def _is_input(text: str) -> bool:
@@ -174,7 +173,6 @@ def _is_input(text: str) -> bool:
 
 def _input(text: str, origin: str) -> Input:
     """Read ``f32[8,64]``, ``key``, a plain value, or one of these behind ``name=``. Raises `SettingError`."""
-    text = text.strip()
     named = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(.+)", text)
     name, value = named.groups() if named else ("", text)
     array = re.fullmatch(r"([a-z]\w*)\s*[\[(]([^\])]*)[\])]", value)

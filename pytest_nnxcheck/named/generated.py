@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import functools
 import hashlib
 import importlib
@@ -20,13 +19,13 @@ from typing import Any
 
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.settings import CHECK_ID, flag
-from pytest_nnxcheck.core.text import some
+from pytest_nnxcheck.core.text import meant, some
 from pytest_nnxcheck.named.command_line import Named
 from pytest_nnxcheck.paste.slicer import globals_in
 
 _IMPORTS = {"jax": "import jax", "jnp": "import jax.numpy as jnp", "nnx": "from flax import nnx"}
 _GUARD = "nnx_guard"
-"""Looks at what the user's code has built, where the test runs; the source that is shown goes without."""
+"""The function that looks at what the user's code has built, while the test runs. The source that pytest shows has no call of it."""
 
 _SHAPES_OF = '''
 
@@ -205,8 +204,8 @@ def _attribute(named: Named, holder: Any, name: str) -> Any:
 def _near(name: str, there: Iterable[str], *, every: bool = True) -> str:
     """The end of a message: the nearest name, or those that are there."""
     public = sorted(word for word in there if not word.startswith("_"))
-    if near := difflib.get_close_matches(name, public, n=1):
-        return f", did you mean {near[0]!r}?"
+    if hint := meant(name, public):
+        return f", {hint}"
     return f"; it has {some(public, 8)}" if every and public else ""
 
 
@@ -215,9 +214,11 @@ def _refuse_inputs(named: Named, found: Found) -> None:
     method = found.method or "__call__"
     function = next((vars(base)[method] for base in found.builder.__mro__ if method in vars(base)), None)
     if function is None:
-        methods = [name for name, value in vars(found.builder).items() if inspect.isfunction(value)]
+        there = vars(found.builder).items()
+        methods = [name for name, value in there if inspect.isfunction(value) and not name.startswith("_")]
+        example = methods[0] if methods else "decode"
         raise named.error(
-            f"a {found.path} has no {method}{_near(method, methods)}; name a method, as {named.name}.decode"
+            f"a {found.path} has no {method}{_near(method, methods)}; name a method, as {named.name}.{example}"
         )
     try:
         positional = [each for each in named.inputs if not each.name]

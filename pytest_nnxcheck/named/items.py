@@ -95,14 +95,9 @@ class NamedItem(pytest.Function):
     """The file and the line of the named class or function; lines are counted from 0."""
 
     @property
-    def nnx_argument(self) -> str:
-        """The argument of pytest that selects it."""
-        return f"{flag('check')}={self.named.name}"
-
-    @property
-    def nnx_options(self) -> list[str]:
-        """The options that belong to it."""
-        return self.named.options
+    def nnx_typed(self) -> tuple[str, list[str]]:
+        """The argument of pytest that selects it, and the options that belong to that."""
+        return f"{flag('check')}={self.named.name}", self.named.options
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """The file and line of the named class or function. Not the end of the id: pytest would write its dots as colons."""

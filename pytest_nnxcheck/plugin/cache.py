@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core import settings
-from pytest_nnxcheck.plugin import options, pytest_internals, selection
+from pytest_nnxcheck.plugin import options, pytest_internals
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.paste.files import Programs
@@ -31,12 +31,12 @@ _folder = pytest.StashKey[Path | None]()
 # --- programs to paste ---------------------------------------------------------------------------------------------------
 
 
-def programs_of(item: Any, typed: str) -> Programs:
+def programs_of(item: Any, argument: str, typed: str) -> Programs:
     """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
     from pytest_nnxcheck.paste import files, usage
     from pytest_nnxcheck.reporting.report import Report
 
-    config, argument = item.config, selection.as_argument(item)
+    config = item.config
 
     def usage_of(body: Any) -> Usage:
         lists = [mark.args[:2] for mark in item.iter_markers("parametrize") if len(mark.args) > 1]

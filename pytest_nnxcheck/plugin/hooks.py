@@ -262,13 +262,14 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         flax_modes.require_modes(settings.chosen_modes)
     except SettingError as error:
         raise pytest.fail.Exception(f"{modes_origin(item, settings)}: {error}", pytrace=False) from None
-    written = options.replay_options(item.config.option, getattr(item, "nnx_options", ()))
+    argument, own = selection.as_typed(item)
+    written = options.replay_options(item.config.option, own)
     run = runs.Run(
         settings,
         test_id=item.nodeid,
-        argument=selection.as_argument(item),
+        argument=argument,
         options=written,
-        programs=cache.programs_of(item, written),
+        programs=cache.programs_of(item, argument, written),
         compiles=cache.folder_of_compiles(item.config),
     )
     seeded = item.config.getoption("hypothesis_seed", None) is not None

@@ -36,7 +36,7 @@ def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
     for name in table.names("named"):
         more = {"metavar": TABLE[name].kind.metavar} if TABLE[name].kind.metavar else {"nargs": 0}
-        group.addoption(flag(name), action=_InOrder, dest="nnx_named", default=None, help=TABLE[name].help, **more)
+        group.addoption(flag(name), action=_InOrder, dest="nnx_named", default=(), help=TABLE[name].help, **more)
     for name in (*table.names("check"), *table.names("run")):
         row = TABLE[name]
         how: dict[str, Any] = {"action": "append" if row.kind.is_repeated else "store", "metavar": row.kind.metavar}
@@ -60,7 +60,7 @@ class _InOrder(argparse.Action):
     """Keeps options in one list, in the order in which they are typed: each belongs to the name before it."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), (option, values or "")])
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), (option, values or "")])
 
 
 def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], text: str) -> None:
@@ -95,15 +95,15 @@ def typed(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 def named(config: pytest.Config) -> list[tuple[str, str]]:
     """The options that name what is checked, with their values, in the order in which they were typed."""
-    return list(config.option.nnx_named or ())
+    return [*config.option.nnx_named]
 
 
-def replay_options(options: argparse.Namespace, further: Iterable[str] = ()) -> str:
-    """The typed options that say how a nesting is judged, as a replay repeats them; ``further`` are those of a check by name."""
+def replay_options(options: argparse.Namespace, own: Iterable[str] = ()) -> str:
+    """The typed options that say how a nesting is judged, as a replay repeats them, behind the test's ``own``."""
     names = ["profile", *(name for name in table.names("check") if not TABLE[name].selects_nestings)]
     pairs = typed(options, names).items()
     words = [part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)]]
-    return shlex.join([*further, *words])
+    return shlex.join([*own, *words])
 
 
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
@@ -135,9 +135,7 @@ def profile(config: pytest.Config, options: argparse.Namespace | None = None) ->
     if asked.value not in known:
         from pytest_nnxcheck import profiles
 
-        files = dict.fromkeys(
-            [config.inipath or config.rootpath / "pyproject.toml", config.rootpath / "pyproject.toml"]
-        )
+        files = dict.fromkeys(filter(None, [config.inipath, config.rootpath / "pyproject.toml"]))
         try:
             known[asked.value] = profiles.find(asked.value, files)
         except SettingError as error:

@@ -43,14 +43,18 @@ class Selection:
         return self.everything or any((self.root / place).is_relative_to(path) for path in self.paths)
 
 
-def as_argument(item: pytest.Item) -> str:
-    """A test as pytest takes it in the folder that the run was started in; its id starts from pytest's root."""
-    if named := getattr(item, "nnx_argument", ""):
-        return str(named)
+def as_typed(item: pytest.Item) -> tuple[str, list[str]]:
+    """The argument that selects a test, and the options that belong to it, as one types them in the folder where the run was started.
+
+    The id of a test starts from pytest's root. A check by name knows its own.
+    """
+    named: tuple[str, list[str]] | None = getattr(item, "nnx_typed", None)
+    if named is not None:
+        return named
     file, colons, name = item.nodeid.partition("::")
     with contextlib.suppress(ValueError):  # on another drive of Windows
         file = Path(os.path.relpath(item.config.rootpath / file, item.config.invocation_params.dir)).as_posix()
-    return f"{file}{colons}{name}"
+    return f"{file}{colons}{name}", []
 
 
 def is_narrowed(config: pytest.Config) -> bool:

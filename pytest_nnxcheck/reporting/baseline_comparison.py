@@ -5,7 +5,6 @@ Pure functions over plain data: nothing here imports jax, flax, hypothesis or py
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -165,7 +164,7 @@ def message(
         rows.append(("also grew", f"{name}   {grown}"))
     if further[_ALSO:]:
         rows.append(("also grew", f"and {len(further) - _ALSO} more"))
-    rows.append(("accept", f"pytest {shlex.quote(checked.argument)} {checked.options} {UPDATE}".replace("  ", " ")))
+    rows.append(("accept", report.command(checked, UPDATE)))
     rows.append(("replay", report.replay(checked, Nesting.parse(smallest))))
     return lay_out("nnx memory baseline exceeded", checked.test_id, rows)
 

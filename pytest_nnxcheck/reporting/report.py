@@ -259,7 +259,12 @@ def replay(report: Report, nesting: Nesting) -> str:
     """The command, or the call, that runs this nesting and no other."""
     if not report.argument:
         return f"check(..., nesting={str(nesting)!r})"
-    words = ["pytest", shlex.quote(report.argument), report.options, "--nnx-nesting", shlex.quote(str(nesting))]
+    return command(report, "--nnx-nesting", str(nesting))
+
+
+def command(report: Report, *options: str) -> str:
+    """The command that runs the test again, with further options."""
+    words = ["pytest", shlex.quote(report.argument), report.options, shlex.join(options)]
     return " ".join(filter(None, words))
 
 

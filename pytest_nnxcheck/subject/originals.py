@@ -75,12 +75,13 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
         return [(path, array) for path, array in arrays if id(array) not in uncomputed]
 
     leaves = computed((path, variable_value(variable)) for path, variable in variables)
-    refuse_deleted([*leaves, *computed(seen.arrays)])
+    met = computed(seen.arrays)
+    refuse_deleted([*leaves, *met])
     without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
     partly = without_values if len(without_values) < len(leaves) else ()
     split, compared = subject.split(), tuple(compared_by_value(subject.state))
     mapped = in_mapped_file(subject.name, leaves) if donates and maps else None
-    arrays = [(path, array) for path, array in computed(seen.arrays) if isinstance(array, jax.Array | np.ndarray)]
+    arrays = [(path, array) for path, array in met if isinstance(array, jax.Array | np.ndarray)]
     of_numpy = [(path, array) for path, array in arrays if is_numpys_own(array)]
     views = [(path, array) for path, array in arrays if not is_numpys_own(array)]
     taken_over = foreign_views(leaves, of_numpy) if donates else ()

@@ -152,7 +152,10 @@ class Evaluation:
     out: tuple[jax.ShapeDtypeStruct, ...]
     before: dict[Key, Any]
     after: dict[Key, Any]
+    moved: tuple[Key, ...]
+    """The leaves that come out with another value, or were not there before."""
     sources: flow.Sources
+    """The argument that each output is, as it is."""
     origins: tuple[int, ...]
     """The arguments that go into each output, as bits of a number."""
     structures: tuple[Structure, Structure]
@@ -201,18 +204,19 @@ def evaluated(subject: Subject) -> Evaluation:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     before, after = dict(numbered(leaves)), dict(numbered(new_leaves))
-    number_of = {key: number for number, key in enumerate(before)}
     closed = in_arrays(traced)
     jaxpr = staging.open_jaxpr(closed)
     sources = flow.sources(jaxpr)
-    results = {number_of[key]: result for result, key in enumerate(after, len(out)) if key in before}
-    rewritten = {number: result for number, result in results.items() if sources[result] != number}
+    number_of, result_of = {key: n for n, key in enumerate(before)}, {key: n for n, key in enumerate(after, len(out))}
+    moved = tuple(key for key in after if key not in before or sources[result_of[key]] != number_of[key])
+    rewritten = {number_of[key]: result_of[key] for key in moved if key in before}
     return Evaluation(
         jaxpr,
         out,
         before,
         after,
-        sources,
+        moved,
+        sources=sources[: len(out)],
         origins=flow.origins(jaxpr)[: len(out)],
         structures=(structures[0], structures[1]),
         poisoned=any(poisoned),
@@ -223,7 +227,7 @@ def evaluated(subject: Subject) -> Evaluation:
 def output_of(subject: Subject, evaluation: Evaluation) -> Output:
     """The output of the call."""
     tree, leaves, inputs = subject.output_tree, len(evaluation.before), range(len(subject.inputs))
-    sources = evaluation.sources[: len(evaluation.out)]
+    sources = evaluation.sources
     return Output(
         types=evaluation.out,
         bytes=sum(map(nbytes, evaluation.out)),
@@ -239,11 +243,8 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
 
 def state_of(evaluation: Evaluation) -> StateUse:
     """The effect of the call on its state."""
-    jaxpr, before, after = evaluation.jaxpr, evaluation.before, evaluation.after
+    jaxpr, before, after, moved = evaluation.jaxpr, evaluation.before, evaluation.after, evaluation.moved
     outputs, (old, new) = len(evaluation.out), evaluation.structures
-    came_from = dict(zip(after, evaluation.sources[outputs:], strict=True))
-    number_of = {key: number for number, key in enumerate(before)}
-    moved = [key for key in after if key not in before or came_from[key] != number_of[key]]
     paths = {path for path, _ in before}
     written = [key for key in moved if key[0] in paths]
     return StateUse(

@@ -137,7 +137,7 @@ class JitTrace:
 
     function: str
     line: str
-    types: tuple[Any, ...]
+    types: tuple[str, ...]
 
 
 def jits_traced_again(subject: Subject) -> tuple[JitTracedAgain, ...]:
@@ -185,12 +185,7 @@ def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
 def types_of(module: Any) -> Any:
     """The static parts and types of a module that a jit compiles for."""
     graphdef, leaves = flax_modes.split(module)
-    return graphdef, [*map(full_type, jax.tree.leaves(leaves))]
-
-
-def full_type(leaf: Any) -> tuple[str, Any]:
-    """The type of an array, and whether that gives way to another in a sum; for other values the class."""
-    return describe(leaf), getattr(leaf, "weak_type", None)
+    return graphdef, [*map(typed, jax.tree.leaves(leaves))]
 
 
 def note(noted: Traces, jit: FrameType, caller: FrameType, by_library: bool) -> None:
@@ -207,7 +202,7 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     code = getattr(function, "__code__", None)
     line = beginning(code) if code and not variables.is_library_file(code.co_filename) else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    types = tuple(map(full_type, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
+    types = tuple(map(typed, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
     return JitTrace(name, line, types), near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,22 +41,25 @@ def training(
     """Find the training of the un-nested call; its jaxpr takes the leaves ``before``, its outputs have the types ``out``, and it changes the leaves ``changed``."""
     parameters = differentiable(subject, before)
     of_parameters = [leaf for (path, _), leaf in before.items() if path in parameters]
+    nodes = flax_modes.iter_graph(subject.state)
+    optimizers = {tuple(path): node for path, node in nodes if isinstance(node, nnx.Optimizer)}
     return Training(
         parameters=parameters,
         gradients=tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf)) for leaf in of_parameters),
-        dropped=dropped_updates(subject, jaxpr, [path for path, _ in before], changed),
-        untrained=untrained(subject, changed, out),
+        dropped=dropped_updates(optimizers, jaxpr, [path for path, _ in before], changed),
+        untrained=untrained(subject, optimizers, changed, out),
     )
 
 
-def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:
+def dropped_updates(
+    optimizers: Iterable[Path], jaxpr: Any, paths: list[Path], changed: frozenset[Path]
+) -> tuple[Path, ...]:
     """Leaves of the optimizers, where the call updates a copy of one, and none that was handed in.
 
     `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.
     """
-    owned = [path for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)]
     dropped: list[Path] = []
-    for owner in dict.fromkeys(map(tuple, owned)):
+    for owner in optimizers:
         own = [path for path in paths if path[: len(owner)] == owner and path[len(owner)] in ("step", "opt_state")]
         step = next((paths.index(path) for path in own if path[len(owner) :] == ("step",)), None)
         if changed.intersection(own):
@@ -66,13 +69,12 @@ def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozen
     return tuple(dict.fromkeys(dropped))
 
 
-def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) -> tuple[Path, ...]:
+def untrained(
+    subject: Subject, optimizers: Mapping[Path, Any], changed: frozenset[Path], out: tuple[Any, ...]
+) -> tuple[Path, ...]:
     """The leaves that the optimizers should train, if the call steps one of them, and neither changes nor returns any of the leaves: it trains a copy."""
-    optimizers = [
-        (tuple(path), node) for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)
-    ]
-    stepped = [node for path, node in optimizers if (*path, "step") in changed]
-    own = tuple((*path, name) for path, _ in optimizers for name in ("step", "opt_state"))
+    stepped = [node for path, node in optimizers.items() if (*path, "step") in changed]
+    own = tuple((*path, name) for path in optimizers for name in ("step", "opt_state"))
     variables = dict(graph.variables(subject.state))
     paths = {
         path

@@ -97,11 +97,13 @@ def made_by(name: str, registered: Registered) -> Callable[[Program, Plan], Prog
 
 
 def _types(tree: Any) -> Any:
-    """The structure of a tree, and the shapes and dtypes of its leaves."""
+    """The structure of a tree, and the types of its leaves."""
     import jax
 
+    from pytest_nnxcheck.compat.arrays import array_type
+
     leaves, structure = jax.tree.flatten(tree)
-    return structure, [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
+    return structure, [*map(array_type, leaves)]
 
 
 def _describe(tree: Any) -> str:

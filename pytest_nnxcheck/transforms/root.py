@@ -65,7 +65,8 @@ class Root:
         ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and the numbers of
         parameters line up with those of leaves.
         """
-        options = {"donate_argnums": self.donated_arguments} if self.donated_arguments else {}
+        donated = self.donated_arguments
+        options = {"donate_argnums": donated} if donated else {}
 
         def jit(wrapper: Callable[..., Any], f: Callable[..., Any]) -> Any:
             return staging.staged_jit(wrapper, marked(f), run, keep_unused=True, **options)

@@ -2,7 +2,6 @@
 
 A nesting that was only traced has no values to hand out. A deleted array has shape, dtype and sharding, passes through tree functions, and
 raises whenever its value is asked for; `Watch` sees that also where a test body swallows the exception.
-At load this imports neither jax nor flax.
 """
 
 from __future__ import annotations
@@ -12,6 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -42,10 +45,6 @@ def stand_in(wanted: Any, alike: Iterable[Any]) -> Any:
 
     Raises `NoStandIn` for keys of a kind that is not there.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
         array = _keys(wanted, alike)
     elif wanted.weak_type:
@@ -58,9 +57,6 @@ def stand_in(wanted: Any, alike: Iterable[Any]) -> Any:
 
 
 def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
-    import jax
-    import jax.numpy as jnp
-
     for array in alike:
         if isinstance(array, jax.Array) and array.dtype == wanted.dtype:
             implementation = jax.random.key_impl(array)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_nnxcheck.compat.primitives import REMATS
 from pytest_nnxcheck.compat.variables import is_library_file
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.nesting import Layer
@@ -27,9 +26,6 @@ _JIT = re.compile(r"jit\(([^()]+)\)")
 
 PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fusion", "call", "constant"})
 """Opcodes that move no bytes, and explain nothing."""
-
-BARRIERS = REMATS | {"optimization_barrier"}
-"""The names that jax gives to the barrier of a remat, and to one that the user wrote."""
 
 CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
@@ -151,9 +147,7 @@ def _operations(module: Module, after: dict[Position, Position], at: Position) -
 def made(module: Module, instruction: Instruction) -> tuple[Instruction, bool]:
     """(instruction whose lines explain this one, whether XLA inserted this one): itself, or the loop that XLA inserted it for."""
     if instruction.opcode == "constant" or module.frames_of(instruction):
-        # XLA gives a copy that it inserts at the barrier of a remat the name and the lines of the barrier.
-        at_barrier = module.name(instruction).rpartition("/")[2] in BARRIERS
-        return instruction, instruction.opcode == "copy" and at_barrier
+        return instruction, False
     owner = instruction if instruction.opcode == "while" else loop(module, instruction)
     if owner is None or module.frames_of(owner):
         return owner or instruction, True

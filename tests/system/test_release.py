@@ -31,11 +31,11 @@ def checkout(tmp_path, monkeypatch):
     towncrier.chmod(0o755)
     monkeypatch.setenv("PATH", str(towncrier.parent), prepend=":")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-    git = ("git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", str(checkout))
-    for command in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "first")):
-        subprocess.run([*git, *command], check=True)
-    for key, value in {"user.name": "A", "user.email": "a@example.org"}.items():
-        subprocess.run([*git, "config", key, value], check=True)
+    of_git(checkout, "init", "--quiet")
+    of_git(checkout, "config", "user.name", "A")
+    of_git(checkout, "config", "user.email", "a@example.org")
+    of_git(checkout, "add", "--all")
+    of_git(checkout, "commit", "--quiet", "--message", "first")
     return checkout
 
 

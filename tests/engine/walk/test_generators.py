@@ -75,7 +75,10 @@ def test_what_cannot_be_put_back_is_told_of_every_later_nesting_of_the_test():
     model, memo = Noisy(), Memo()
     for nesting in ("un-nested", "scan", "jit"):
         with Example(memo) as example:
-            assert call(model, numbers(BATCH), nesting=nesting, example=example).outcome.verdict == "violated"
+            found = call(model, numbers(BATCH), nesting=nesting, example=example)
+        assert found.outcome.verdict == "violated"
+        # The call itself leaked them, though they are there before each later one.
+        assert f"leaked by {nesting.replace('un-nested', 'jit')}" in text(found)
 
 
 def test_a_run_ends_with_the_leak_and_a_program():

@@ -313,7 +313,7 @@ REFUSED = {
     "models.inner:Block": "there is no module models.inner, here or installed*",
     "models:Wide": "Wide asks for features: write --nnx-build 'Wide(features=..., rngs=nnx.Rngs(0))'",
     "models:Block": "Block.__call__ takes x, scale; write --nnx-inputs 'f32[[]8,64]', say (missing a required argument: 'x')",
-    "models:Quiet": "a Quiet has no __call__; it has encode; name a method, as models:Quiet.decode",
+    "models:Quiet": "a Quiet has no __call__; it has encode; name a method, as models:Quiet.encode",
     "models:step": "step asks for model, x: write --nnx-build 'step(model=..., x=...)'",
     "models:model": "model is a value of type Block: name a class, or write a function that returns (subject, [*]inputs)",
 }

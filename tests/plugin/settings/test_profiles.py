@@ -105,9 +105,9 @@ BAD = [
     ("x", "efort = 'quick'", r"option --nnx-profile: profile x \(pyproject.toml:20\): unknown setting 'efort', did you mean 'effort'\?"),
     ("x", "effort = 'quik'", r"profile x \(pyproject.toml:20\): unknown effort 'quik', did you mean 'quick'\?"),
     ("x", "max_depth = 0", r"profile x \(pyproject.toml:20\): max_depth=0 is not a whole number of at least 1"),
-    ("x", "nesting = 'jit'", r"option --nnx-profile: profile x \(pyproject.toml:20\): nesting is for the command line, --nnx-nesting"),
-    ("x", "no_cache = true", r"option --nnx-profile: profile x \(pyproject.toml:20\): no_cache is for the command line, --nnx-no-cache"),
-    ("x", "profile = 'ci'", r"option --nnx-profile: profile x \(pyproject.toml:20\): profile is for the command line"),
+    ("x", "nesting = 'jit'", r"option --nnx-profile: profile x \(pyproject.toml:20\): nesting='jit' is for the command line, --nnx-nesting"),
+    ("x", "no_cache = true", r"option --nnx-profile: profile x \(pyproject.toml:20\): no_cache=True is for the command line, --nnx-no-cache"),
+    ("x", "profile = 'ci'", r"option --nnx-profile: profile x \(pyproject.toml:20\): profile='ci' is for the command line or the ini file, --nnx-profile"),
     ("x", "target = 'v9'", r"profile x \(pyproject.toml:20\): .*'v9'"),
 ]  # fmt: skip
 

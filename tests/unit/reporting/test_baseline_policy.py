@@ -131,7 +131,7 @@ def test_what_is_compared(update, any_stamp, same, other):
 
 def text_of(known, now, **more):
     result = baseline_comparison.compare("t", known, now, PEAKS)
-    checked = Report((), Settings(), test_id="t.py::test_x[a b]", argument="t.py::test_x[a b]", **more)
+    checked = Report((), Settings(), test_id="t.py::test_x[a  b]", argument="t.py::test_x[a  b]", **more)
     return baseline_comparison.message(result, known, now, PEAKS, checked).splitlines()
 
 
@@ -143,7 +143,7 @@ def test_the_message_says_what_grew():
     lines = text_of(known, {"jit > scan": now, **now_of(jit_vmap=110, jit=50)}, options="--nnx-baseline 'a b.txt'")
     assert lines == [
         "nnx memory baseline exceeded",
-        "  test        t.py::test_x[a b]",
+        "  test        t.py::test_x[a  b]",
         "  nesting     jit > scan   smallest of 2 that grew, 3 compared",
         "  peak        220 B, was 180 B: +40 B (+22.2 %), tolerance 5%",
         "  outputs     28 B, was 20 B: +8 B (+40.0 %)",
@@ -152,8 +152,8 @@ def test_the_message_says_what_grew():
         "  buffer      + 40 B output f32[10] add",
         "  buffer      - 16 B constant s32[4]",
         "  also grew   jit > vmap   110 B, was 100 B: +10 B (+10.0 %)",
-        "  accept      pytest 't.py::test_x[a b]' --nnx-baseline 'a b.txt' --nnx-baseline-update",
-        "  replay      pytest 't.py::test_x[a b]' --nnx-baseline 'a b.txt' --nnx-nesting 'jit > scan'",
+        "  accept      pytest 't.py::test_x[a  b]' --nnx-baseline 'a b.txt' --nnx-baseline-update",
+        "  replay      pytest 't.py::test_x[a  b]' --nnx-baseline 'a b.txt' --nnx-nesting 'jit > scan'",
     ]
 
 
