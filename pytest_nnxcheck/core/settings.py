@@ -99,23 +99,28 @@ class Settings:
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
         kinds.words(invariant_names),
-        f"what must hold: {', '.join(INVARIANTS)}; only where they are named also {', '.join(OPTIONAL_INVARIANTS)}, and those of your own",
+        "what to check: tracers (none leaks), memory (the peak stays within its budget), donation (donated buffers are reused); if you name them,"
+        f" also {', '.join(OPTIONAL_INVARIANTS)}, and your own",
         "invariants.md",
     )
     transforms: tuple[str, ...] = _select(
         TRANSFORMS,
         kinds.words(layer_names),
-        f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; only where they are named also"
-        f" {', '.join(FURTHER)}, call_first, and those that register_transform was given",
+        f"the transforms of the nestings: {', '.join(TRANSFORMS)}; if you name them, also {', '.join(FURTHER)}, call_first (a plain call before the"
+        " transforms), and those of register_transform",
         "nestings.md#further-transforms",
     )
     styles: tuple[str, ...] = _select(
-        STYLES, kinds.words(lambda: STYLES), f"how a layer gets the module: {', '.join(STYLES)}", "nestings.md#nestings"
+        STYLES,
+        kinds.words(lambda: STYLES),
+        "how a transform gets the module: argument (of nnx.jit, for example), functional (jax.jit over nnx.split), closure (captured by the function"
+        " under nnx.jit), jax_closure (captured by that under jax.jit)",
+        "nestings.md#nestings",
     )
     modes: tuple[str, ...] = _check(
         MODES[:1],
         kinds.words(lambda: MODES),
-        "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.7 on"
+        "modes of flax in which every nesting runs: current (the one that flax is set to), and with flax 0.12.7 or newer"
         f" {', '.join(MODES[1:])}",
         "modes.md",
         narrows=True,
@@ -123,94 +128,94 @@ class Settings:
     max_depth: int = _select(
         3,
         kinds.whole_number(1),
-        "the most transforms in one nesting, not counting the outer jit of a chain; 1 or more",
+        "the most transforms in one nesting, 1 or more; the jit that the sweep puts around a nesting does not count",
         "nestings.md#how-much-is-run",
     )
     effort: str = _select(
         "default",
         kinds.choice(*EFFORTS),
-        "how many nestings to run: quick (every layer once, every transform under jit), default (every pair of layers under jit) or"
-        " thorough (pairs without a jit as well, and 20 draws); an explicit sweep or max_examples wins",
+        "how many nestings to run: quick (each transform alone, and under jit), default (also each pair of transforms under jit) or thorough (also each"
+        " pair without jit, and 20 random nestings); it sets sweep and max_examples, unless you give those",
         "nestings.md#how-much-is-run",
     )
     max_examples: int = _select(
         EFFORTS["default"]["max_examples"],
         kinds.whole_number(0),
-        "nestings that hypothesis draws after the sweep; 0 runs the sweep alone",
+        "the number of random nestings that hypothesis draws after the sweep",
         "nestings.md#how-much-is-run",
     )
     sweep: str = _select(
         EFFORTS["default"]["sweep"],
         kinds.choice(*SWEEPS),
-        "the nestings that always run first: singles (every single layer), short (also a few chains under jit that have each argument layer"
-        " once), chains (also chains under jit that put every argument layer directly inside every other), pairs (also every ordered pair of"
-        " argument layers without a jit) or probes (the un-nested call and one try of each closure style)",
+        "the nestings that always run, before the random ones: probes (the un-nested call, and one nesting of each closure style), singles (each"
+        " transform alone, in each style), short (also each transform under jit), chains (also each pair of transforms under jit) or pairs"
+        " (also each pair without jit)",
         "nestings.md#how-much-is-run",
     )
     shortcuts: str = _select(
         "on",
         kinds.SWITCH,
-        "on: a nesting without an outer jit is only traced, and runs if the trace leaks or the test reads a value; off: everything runs",
+        "on: a nesting without a jit around it is only traced, unless the trace leaks or the test reads a value; off: every nesting runs",
         "nestings.md#what-is-run-and-what-is-traced",
         narrows=False,
     )
     all: str = _select(
         "off",
         kinds.FLAG,
-        "do not stop at the first failing nesting: run the whole sweep",
+        "run the whole sweep; without this option, only similar nestings run after a failure",
         "nestings.md#nestings",
         narrows=False,
     )
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
         kinds.optional(kinds.BUDGET),
-        "bound on the peak memory: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
-        " none: the default rule",
+        "the most memory that a program may take at its peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected"
+        " peak (3x); none, the default: 2x + 64 KiB, and no extra copy of the state",
         "memory.md#a-budget-in-bytes",
     )
     memory_advice: str = _check(
         "note",
         kinds.choice("note", "fail"),
-        "advice on what the un-nested call spends memory on: note (shown with -v and in reports) or fail",
+        "what to do with advice that would save memory in the un-nested call: note (show it with -v and in reports) or fail",
         "memory.md#advice",
     )
     target: tuple[str, ...] = _check(
         (),
         kinds.TARGETS,
-        "chips, or slices of them, whose compilers judge memory and donation as well, without the device: v4, v5e, v5p, v6e, v7x, a100-40,"
-        " a100, h100, h200, b200, v5e:4x4, h100:8",
+        "accelerators to compile for as well, to check memory and donation there; none has to be present: v4, v5e, v5p, v6e, v7x, a100-40, a100,"
+        " h100, h200, b200, or several of one kind, v5e:4x4, h100:8",
         "targets.md",
     )
     donate: str = _check(
         "state",
         kinds.DONATED,
-        "the arguments that the outermost jit donates: state, all (the inputs too), none, or state with names of arguments"
+        "the arguments that the outermost jit donates: state, all (the inputs too), none, or state and the names of further arguments"
         " (state,opt_state)",
         "subjects.md#what-is-state",
     )
     on_rejection: str = _check(
         "report",
         kinds.choice("report", "fail"),
-        "a nesting that flax refuses: report (shown, not failed) or fail",
+        "what to do with a nesting that flax refuses: report (show it) or fail",
         "nestings.md#rejected-or-failed",
     )
     devices: int | None = _check(
         None,
         kinds.optional(kinds.whole_number(1, kinds.MOST_DEVICES)),
-        "devices that a test needs; command line and ini file also simulate so many CPU devices",
+        "the number of devices that a test needs; on the command line and in the ini file, jax also simulates that many CPU devices",
         "sharded.md#several-devices",
     )
     on_too_few_devices: str = _check(
         "skip",
         kinds.choice("skip", "fail"),
-        "a test that needs more devices than there are: skip or fail",
+        "what to do with a test that needs more devices than there are: skip or fail",
         "sharded.md#several-devices",
     )
     expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
-        "known failures, which must happen: a mapping of invariants or nestings to reasons; on the command line"
-        " and in the ini file, a TOML file of them",
+        "known failures; a test fails if one of them no longer happens: in the marker a dict of invariants or nestings to reasons, elsewhere the"
+        " path of a TOML file",
         "expected_failures.md",
     )
     nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field
@@ -242,7 +247,7 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "baseline": _run(
         None,
         kinds.optional(kinds.PATH),
-        "file with the peak memory of every nesting, to compare this run with",
+        "a file with the peak memory of every nesting, to compare this run with",
         "baseline.md",
     ),
     "memory_tolerance": _run(
@@ -253,7 +258,7 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     ),
     "baseline_update": _flag_of_baseline("write the baseline anew from this run, if all its tests passed"),
     "baseline_update_new_only": _flag_of_baseline("add new tests and nestings to the baseline, and compare the rest"),
-    "baseline_any_stamp": _flag_of_baseline("compare also with a baseline of other versions, or of another device"),
+    "baseline_any_stamp": _flag_of_baseline("compare even if other versions or another device made the baseline"),
     "report": _run(
         (),
         kinds.REPORT_PATHS,
@@ -263,32 +268,33 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "watch": _run(
         "off",
         kinds.WATCH,
-        "check every unmarked test for leaked tracers, for buffers donated for nothing, and for programs over the memory budget or with"
-        " copies of the state: fail it, or report it only",
+        "check unmarked tests for leaked tracers, donated buffers that nothing reuses, programs over the memory budget and copies of the state; fail:"
+        " such a test fails; report: it is only listed; off: no check",
         "watch.md",
     ),
     "check": _named(
         kinds.TEXT._replace(metavar="MODULE:NAME", is_repeated=True),
-        "check a class or a function without a test file: package.models:Block, package.models:Block.decode, or package.steps:train for a"
-        " function that returns (subject, *inputs)",
+        "check without a test file: a class or method, package.models:Block.decode, or a function that returns what to check and its inputs,"
+        " package.steps:make_step",
     ),
     "inputs": _named(
         kinds.TEXT._replace(metavar="INPUTS", is_repeated=True),
-        "inputs of the check before it: f32[8,64], i32[8], key, a plain value, or name=f32[8,64]; with ';' between several",
+        "inputs for the --nnx-check before this option: f32[8,64], i32[8], key, a plain value, or name=f32[8,64]; write ';' between several",
     ),
     "build": _named(
         kinds.TEXT._replace(metavar="EXPRESSION"),
-        "how the check before it builds its object, in the names of its module: Block(64, rngs=nnx.Rngs(0))",
+        "for the --nnx-check before this option: a Python expression that builds the object, Block(64, rngs=nnx.Rngs(0)); it may use all names of"
+        " that Python module",
     ),
     "abstract": _named(
         kinds.FLAG,
-        "the check before it builds shapes alone: a model of any size is traced and compiled, and not allocated",
+        "for the --nnx-check before this option: build shapes alone; a model of any size is traced and compiled, and nothing is allocated",
     ),
     "profile": _run(
         None,
         kinds.TEXT._replace(metavar="NAME"),
-        "a named set of settings, a table [tool.pytest-nnxcheck.profiles.NAME] of pyproject.toml: stronger than the ini file, weaker than the"
-        " command line and the marker",
+        "a named set of settings, the table [tool.pytest-nnxcheck.profiles.NAME] in pyproject.toml; it overrides the ini file, and the marker and the"
+        " command line override it",
         "settings.md#profiles",
     ),
     "no_cache": _run(
@@ -372,6 +378,6 @@ def marker_line() -> str:
     arguments = ", ".join(f"{name}={TABLE[name].default!r}" for name in names(place="marker"))
     return (
         f"{MARKER}(*, {arguments}): run the test under generated nestings of jax transforms and assert, for every"
-        " module wrapped by the nnx_wrap fixture, that no tracer remains, that the peak of memory stays within its"
-        " bound, and that donated buffers are kept."
+        " module or function wrapped by the nnx_wrap fixture, that no tracer leaks, that the peak memory stays within its"
+        " budget, and that donated buffers are reused."
     )

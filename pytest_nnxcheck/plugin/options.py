@@ -33,7 +33,7 @@ class Given(NamedTuple):
 
 def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
     """Add the options and ini names of the table; ``arguments`` are those of the run."""
-    group = parser.getgroup("nnxcheck", "NNX invariant checks")
+    group = parser.getgroup("nnxcheck", "NNX invariant checks; docs/settings.md says more on each option")
     for name in table.names("named"):
         more = {"metavar": TABLE[name].kind.metavar} if TABLE[name].kind.metavar else {"nargs": 0}
         group.addoption(flag(name), action=_InOrder, dest="nnx_named", default=(), help=TABLE[name].help, **more)
@@ -64,7 +64,7 @@ class _InOrder(argparse.Action):
 
 
 def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], text: str) -> None:
-    """Add a flag that may have a word, each word as an option of its own."""
+    """Add a flag that may have a word, each word as an option of its own; the help of the first says what each does."""
     # With a value, argparse would take the path of ``--nnx-watch tests`` for it.
     for number, word in enumerate(words):
         written = [f"{flag(name)}={word}"] if number else [flag(name), f"{flag(name)}={word}"]
@@ -74,7 +74,7 @@ def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], tex
             action="store_const",
             const=word,
             default=None,
-            help=text if not number else word.replace("%", "%%"),
+            help=argparse.SUPPRESS if number else text,
         )
 
 

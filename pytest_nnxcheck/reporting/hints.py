@@ -81,7 +81,7 @@ TABLE = {
     "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
     "constant of the call": "make with jnp what NumPy makes in the call, or keep it in an nnx.Variable of the module: as a constant it is part of"
     " every program that is compiled",
-    "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): without it nnx.remat returns every parameter as updated, and nnx.scan copies them all",
+    "scan writes back, remat": "inside your nnx.scan write nnx.remat(f, graph_updates=False): without that, nnx.remat returns every parameter as if it had changed, and nnx.scan copies them all",
     "scan over references": "read them by their index in the loop, reference[i]: jax.lax.scan over references copies them all, since it takes"
     " out the slice of each step and puts it back",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
@@ -105,10 +105,10 @@ TABLE = {
     "grows": "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size",
     "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
     "not returned": "return the new value of every donated array; do not donate an array that has none, a batch for example",
-    "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most"
-    " transforms drop",
+    "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, a loop changes it once, and most"
+    " other transforms drop the change",
     "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
-    " Python bool, which loops change once and most transforms drop",
+    " Python bool, a loop changes it once, and most other transforms drop the change",
     "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), with the other axes that yours has, or nnx.Carry for"
     " the whole module",
     "attribute counted": "keep the value in an nnx.Variable: {path} is a plain Python attribute, and every value of it is compiled anew",
@@ -219,7 +219,7 @@ def buffer(finding: Finding) -> str:
         case outcome.UpdateDropped():
             return hint("dropped")
         case outcome.LostBuffer(cause="dtype", type=old, new=new, line=line):
-            return other_dtype(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
+            return other_dtype(old.dtype, new.dtype if new else "", f": it changes at {line}" if line else "")
         case outcome.LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
             return hint("grows")
         case outcome.LostBuffer(cause="sharding" | "not returned" | "reference" as cause):

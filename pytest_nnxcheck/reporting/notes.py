@@ -24,7 +24,7 @@ FACTS: dict[data.FactKind, str] = {
     "decided by fusion": "rounding decides {some}: where XLA fuses no operations, the same program gives the values of the un-nested call",
     "many equations": "parity inside {of} not asserted: it makes {count:.0f} operations, which takes minutes without jit",
     "number": "{some} is a Python {of} now, no array: jax.checkpoint outside of a jit hands a constant out as it is",
-    "in another buffer": "{some} took another leaf's buffer",
+    "in another buffer": "the new value of {some} is in the donated buffer of another leaf: nothing is lost",
     "in memory of NumPy": "{some} lies in the memory of {of}, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both; write"
     " jnp.array(value), which copies, where it is made",
     "on all devices": "{some} lay on one device, and the program spreads it over all",
@@ -116,4 +116,4 @@ def explanation(cause: data.Explanation) -> str:
 
 def retyped(leaf: data.BufferRetyped | LostBuffer) -> str:
     """The new type of a donated leaf whose dtype or shape changed."""
-    return f"{'an output is' if leaf.output else 'became'} {leaf.new}: {leaf.cause} changed"
+    return f"its {leaf.cause} changed: {'an output is' if leaf.output else 'it became'} {leaf.new}"

@@ -167,9 +167,11 @@ def in_short(outcome: Outcome) -> str:
 
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
-    yield "nesting", f"{outcome.nesting}   {tried(report)}"
+    yield "nesting", f"{outcome.nesting}{of_those(report, outcome)}"
     yield from found_rows(outcome)
     yield from outcome.explained
+    if report.settings.nesting is None:
+        yield "tried", tried(report)
     yield from (("note", note) for note in outcome.notes)
     yield from (("also broken", text) for text in _also_broken(report, outcome))
     yield from (("also raised", f"{o.nesting}: {o.reason:.100}") for o in _other_failures(report, outcome))
@@ -217,11 +219,18 @@ def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:
 
 
 def tried(report: Report) -> str:
-    """``smallest of 41 tried; 1 failed, 31 passed, 9 not supported by flax``."""
+    """``41 nestings: 1 failed, 31 passed, 9 not supported by flax; 3 more not run, --nnx-all runs them``."""
+    left = f"; {report.not_run} more not run, --nnx-all runs them" if report.not_run else ""
+    return f"{counted(len(report.outcomes), 'nesting')}: {counts(kinds(report.outcomes))}{left}"
+
+
+def of_those(report: Report, outcome: Outcome) -> str:
+    """``   the smallest of 3 that fail``, where others do as well; or that it was replayed."""
     if report.settings.nesting is not None:
-        return "replayed, no other was tried"
-    left = f"; {report.not_run} not run, --nnx-all runs them" if report.not_run else ""
-    return f"smallest of {len(report.outcomes)} tried; {counts(kinds(report.outcomes))}{left}"
+        return "   replayed, no other was run"
+    verb = {"violated": "fail", "failed": "raise"}.get(outcome.verdict, "")
+    alike = sum(other.verdict == outcome.verdict for other in report.outcomes)
+    return f"   the smallest of {alike} that {verb}" if verb and alike > 1 else ""
 
 
 def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
@@ -317,8 +326,8 @@ def summary_of(figures: Mapping[str, str | int]) -> str:
     text = f"{counted(total, 'nesting')}: {counts(verdicts) or 'none finished'}"
     text += f", {figures['nnx_not_run']} not run" if "nnx_not_run" in figures else ""
     if "nnx_peak" in figures:
-        bound = f" of {format_bytes(int(figures['nnx_budget']))}" if "nnx_budget" in figures else ""
-        text += f"; worst peak {format_bytes(int(figures['nnx_peak']))}{bound} ({figures['nnx_peak_nesting']})"
+        budget = f", budget {format_bytes(int(figures['nnx_budget']))}" if "nnx_budget" in figures else ""
+        text += f"; worst peak {format_bytes(int(figures['nnx_peak']))} ({figures['nnx_peak_nesting']}){budget}"
     text += f"; {figures['nnx_targets']}" if "nnx_targets" in figures else ""
     text += f"; modes: {figures['nnx_modes']}" if "nnx_modes" in figures else ""
     return text

@@ -89,7 +89,7 @@ def sentence(finding: FindingOnTarget) -> str:
         case OverBudgetOnTarget(bound=Bound(budget=budget)):
             return f"peak {peak(on.peak or 0, budget)} on {on.target} is over the budget of {format_bytes(budget)}"
         case CopiedOnTarget():
-            return f"the program holds {on.copies / max(on.state, 1):.2f} more copies of its state on {on.target}"
+            return f"the program holds {on.copies / max(on.state, 1):.2f} extra copies of its state on {on.target}"
     return f"{len(on.lost)} of {on.donated} donated leaves {lose(len(on.lost))} on {on.target}: {some(on.lost)}"
 
 

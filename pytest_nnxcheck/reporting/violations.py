@@ -103,7 +103,7 @@ def tracers(findings: Findings) -> Text:
 
 def leaked(leak: Leak) -> list[Row]:
     """Rows of a tracer: what holds it, and the line that made it."""
-    row = ("leaked", f"{leak.path}   {leak.holder} {leak.type}   <- {leak.kind}")
+    row = ("leaked", f"{leak.path}   {leak.kind} {leak.type} in {leak.holder}")
     return [row, ("", f"created at {leak.line}")] if leak.line else [row]
 
 
@@ -144,7 +144,7 @@ def of_memory(finding: OnCpu | data.FindingOnTarget) -> str:
             peak, most = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
             return f"peak {peak} is over the budget of {most}"
         case data.StateCopied(bytes=size):
-            return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
+            return f"the program holds {size / figures.state:.2f} extra copies of its state at its peak"
         case data.ConstantsCaptured(bytes=size):
             kept = memory_breakdown.kept(figures.split) if memory_breakdown.left_out(size, figures.split) else ""
             return f"the call captures {format_bytes(size)} of constants" + (kept and f"; {kept}")
@@ -155,21 +155,23 @@ def totals(figures: Figures) -> list[Row]:
     split = figures.split
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {memory_breakdown.formula(split.parts)}"),
-        budget(figures.bound),
-        ("expected", f"{format_bytes(figures.bound.expected)}   state {format_bytes(figures.state)}"),
+        budget(figures.bound, split.peak),
+        ("expected", f"{format_bytes(figures.bound.expected)}, computed from the un-nested program"),
+        ("state", format_bytes(figures.state)),
     ]
     return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
 
 
-def budget(bound: Bound) -> Row:
-    """The row of a budget, with where it comes from."""
+def budget(bound: Bound, peak: int | None = None) -> Row:
+    """The row of a budget: where it comes from, and whether a ``peak`` is within it, since a program within it may hold a copy of the state."""
     if bound.multiple:
         origin = f"{bound.multiple} the expected peak{f' + {FLOOR // 1024} KiB, the default' if bound.default else ''}"
     else:
         axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
         asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
         origin = f"memory_budget {asked}{axes}".rstrip()
-    return "budget", f"{format_bytes(bound.budget)} ({origin})"
+    within = "; the peak is within it" if peak is not None and peak <= bound.budget else ""
+    return "budget", f"{format_bytes(bound.budget)} ({origin}){within}"
 
 
 # --- donation
@@ -263,11 +265,11 @@ def difference(finding: data.ValueDiffers) -> str:
         case "deleted":
             return f"{finding.of} {finding.type} was donated, and no new value took its place"
     if not finding.elements:
-        return f"{finding.want} expected, {finding.have} after"
+        return f"expected {finding.want}, got {finding.have}"
     heading, wrong = f"{finding.of} {finding.type}".strip(), f"{finding.wrong} of {finding.elements} elements"
     if finding.allowed is None:
-        return f"{heading}   {finding.want} expected, {finding.have} after, {wrong}"
-    values = f"{finding.want:.5g} expected, {finding.have:.5g} after, {wrong}"
+        return f"{heading}   expected {finding.want}, got {finding.have}, {wrong}"
+    values = f"expected {finding.want:.5g}, got {finding.have:.5g}, {wrong}"
     return f"{heading}   largest difference {finding.size:.3g} ({finding.allowed:.2g} allowed): {values}"
 
 

@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import BodyFinished, ConstantsCaptured, FindingOnTarget, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.engine.example import Handed
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.runner import strategies
@@ -236,8 +236,11 @@ def rows(around: Around) -> Iterator[tuple[str, str]]:
         yield "hint", hints.hint("not donated", names=names, donate=donate, peak=format_bytes(peak))
     if around.holds:
         more = f", and {len(around.holds) - SHOWN} more" if around.holds[SHOWN:] else ""
-        yield "passes", f"{', '.join(map(str, around.holds[:SHOWN]))}{more}   (similar, of {around.tried} tried)"
+        yield (
+            "passes",
+            f"{', '.join(map(str, around.holds[:SHOWN]))}{more}   (of {counted(around.tried, 'similar nesting')})",
+        )
     elif around.tried:
-        yield "passes", f"no similar nesting ({around.tried} tried, one layer changed or removed)"
+        yield "passes", f"none of {counted(around.tried, 'similar nesting')}"
     if len(around.way) > 1:
         yield "steps", ", ".join(f"{step} {STEPS[verdict]}" for step, verdict in around.way)

@@ -82,7 +82,7 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDif
         old, want, have = (facts.attributes.get(path) for facts in (before, wanted, got))
         if want == have:
             continue
-        texts = [plain_text(value) if value is not None else "missing" for value in (want, have)]
+        texts = [plain_text(value) if value is not None else "nothing" for value in (want, have)]
         yield ValueDiffers(
             path,
             label="dropped" if have == old else "attribute",

@@ -159,7 +159,7 @@ def assert_excerpt(shown: list[str], real: list[str]) -> None:
 def comparable(row: str) -> str:
     """A row without what depends on the version or on how it was run: the function of a line, and how many nestings were tried."""
     row = re.sub(r" \([\w.]*__call__\)", "", " ".join(row.split()))
-    return re.sub(r"^(E nesting .*?)( replayed, no other was tried)?$", r"\1", row)
+    return re.sub(r"^(E nesting .*?)( replayed, no other was run)?$", r"\1", row)
 
 
 def assert_shown(shown: list[str], real: list[str]) -> None:

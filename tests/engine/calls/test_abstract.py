@@ -133,7 +133,7 @@ def test_a_donated_leaf_that_changes_its_dtype_is_named():
         make = lambda: nnx.eval_shape(lambda: nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))  # noqa: E731
         found = call(step, make(), rate, nesting=nesting)
         assert broken(found) == ["donation"]
-        assert "model.kernel   bfloat16[4,4]   became float32[4,4]: dtype changed" in text(found)
+        assert "model.kernel   bfloat16[4,4]   its dtype changed: it became float32[4,4]" in text(found)
         assert call(kind, make(), rate, nesting=nesting).outcome.verdict == "held"
 
 

@@ -126,7 +126,7 @@ class TestRun:
         with pytest.raises(TracerResidue) as caught:
             assert_invariants(model, 1, modes="graph,tree", all="on", **FEW)
         rows = str(caught.value).splitlines()
-        assert rows[1].startswith("  nesting     tree: scan ")
+        assert rows[1].startswith("  nesting     tree: scan")
         at = next(number for number, row in enumerate(rows) if row.startswith("  modes"))
         assert rows[at:] == [
             "  modes       graph passed   7 passed",
@@ -185,8 +185,9 @@ def test_which_modes_a_model_survives_is_one_command(run_inner, pytester):
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.re_match_lines(
         [
-            r"E +nesting +tree: jit > jit +smallest of 6\d tried; 2 failed, \d+",
-            r"E +passed; \d+ not run, --nnx-all runs them",
+            r"E +nesting +tree: jit > jit +the smallest of 2 that fail",
+            r"E +tried +6\d nestings: 2 failed, \d+ passed; \d+ more not run,",
+            r"E +--nnx-all runs them",
             r"E +modes +graph passed   \d+ passed",
             r"E +tree failed   2 failed, 26 passed; smallest tree:",
             r"E +jit > jit",

@@ -177,7 +177,7 @@ def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
     (held,) = check(Narrowed(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert held.verdict == "held"
     assert held.notes == (
-        "model.linear.kernel   float32[4,4]   became bfloat16[4,4]: dtype changed, in a new buffer: an output of the call took its own",
+        "model.linear.kernel   float32[4,4]   its dtype changed: it became bfloat16[4,4], in a new buffer: an output of the call took its own",
     )
     (lost,) = check(NarrowedForNothing(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert [violation.invariant for violation in lost.violations] == ["donation"]

@@ -107,9 +107,9 @@ HEALTHY = {
 }
 LEAKY = {
     "forgets one": (forgets_one, "cache[1]", "not returned"),
-    "narrows one": (narrows_one, "cache[1]", "an output is bfloat16[3,4]: dtype changed"),
-    "narrows, swapped": (narrows_swapped, "cache[0]", "an output is bfloat16[3,4]: dtype changed"),
-    "grows one": (grows_one, "cache[0]", "an output is float32[4,4]: shape changed"),
+    "narrows one": (narrows_one, "cache[1]", "its dtype changed: an output is bfloat16[3,4]"),
+    "narrows, swapped": (narrows_swapped, "cache[0]", "its dtype changed: an output is bfloat16[3,4]"),
+    "grows one": (grows_one, "cache[0]", "its shape changed: an output is float32[4,4]"),
 }
 
 
@@ -198,8 +198,8 @@ TURNED, NUMBERED = jax.ShapeDtypeStruct((4, 3), jnp.float32), jax.ShapeDtypeStru
 @pytest.mark.parametrize(
     "subject, new, why",
     [
-        (turned, TURNED, "an output is float32[4,3]: shape changed"),
-        (numbered, NUMBERED, "an output is int32[3,4]: dtype changed"),
+        (turned, TURNED, "its shape changed: an output is float32[4,3]"),
+        (numbered, NUMBERED, "its dtype changed: an output is int32[3,4]"),
     ],
 )
 def test_another_type_in_a_buffer_that_was_taken_over_is_a_note(subject, new, why, nesting):
@@ -227,13 +227,13 @@ def test_a_leaf_of_the_state_as_well(nesting):
     if takes_over(OLD, TURNED):
         assert found.outcome.verdict == "held", text(found)
         assert found.outcome.notes == (
-            "model.seen   float32[3,4]   became float32[4,3]: shape changed, in the same buffer",
+            "model.seen   float32[3,4]   its shape changed: it became float32[4,3], in the same buffer",
         )
     else:
         assert broken(found) == ["donation"]
     leaky = call(Turning(jnp.bfloat16), numbers((2,)), nesting=nesting)
     (violation,) = leaky.outcome.violations
-    assert violation.summary == "model.seen   float32[3,4]   became bfloat16[4,3]: shape changed"
+    assert violation.summary == "model.seen   float32[3,4]   its shape changed: it became bfloat16[4,3]"
 
 
 # --- what else takes a buffer over, and what is judged first
@@ -250,7 +250,9 @@ def test_an_array_in_a_plain_dict_may_take_the_buffer_of_a_parameter(nesting):
     )
     halved = call(KeepsInDict(jnp.bfloat16), numbers((4, 4)), nesting=nesting)
     assert broken(halved) == ["donation"]
-    assert halved.outcome.violations[0].summary.startswith("model.linear.kernel   float32[4,4]   became bfloat16[4,4]")
+    assert halved.outcome.violations[0].summary.startswith(
+        "model.linear.kernel   float32[4,4]   its dtype changed: it became bfloat16[4,4]"
+    )
 
 
 SEEN: list[jax.Array] = []

@@ -89,7 +89,7 @@ def test_a_learning_rate_that_promotes_is_named_with_every_parameter(nesting):
     noted = {note.removesuffix(", in a new buffer: an output of the call took its own") for note in found.outcome.notes}
     assert len(lost) >= 3
     assert lost | noted == {
-        f"model.{leaf}   bfloat16[{shape}]   became float32[{shape}]: dtype changed"
+        f"model.{leaf}   bfloat16[{shape}]   its dtype changed: it became float32[{shape}]"
         for leaf, shape in zip(LAYERS, shapes, strict=True)
     }
     line = sgd.__code__.co_firstlineno + 3

@@ -43,10 +43,10 @@ KNOWN = Evidence(
 
 def test_the_story_of_a_copy():
     assert memory_breakdown.rows(KNOWN) == (
-        ("un-nested", "17.0 MiB; the nesting adds 8.0 MiB: temporaries +8.0 MiB"),
+        ("un-nested", "peak 17.0 MiB; the nesting adds 8.0 MiB (temporaries +8.0 MiB)"),
         (
             "line",
-            "model.py:12 (called from model.py:20, test.py:5)   16.0 MiB, 94 % of the temporaries; un-nested 8.0 MiB",
+            "model.py:12 (called from model.py:20, test.py:5)   16.0 MiB, 94 % of the temporaries; 8.0 MiB in the un-nested program",
         ),
         (
             "buffer",

@@ -64,7 +64,7 @@ def test_4871_holds_its_parameters_twice_after_a_first_call(x):
     found = call(model, x, nesting=COPYING)
     assert broken(found) == ["memory"]
     assert "copy of model.blocks.param" in text(found)
-    assert "the program holds 1.00 more copies of its state" in text(found)
+    assert "the program holds 1.00 extra copies of its state" in text(found)
     assert 1.9 * 8_000_000 < found.outcome.peak < 2.1 * 8_000_000
 
 
@@ -168,7 +168,7 @@ def test_4819_the_model_itself_under_while_loop(remat, scan):
     "step, lost",
     [
         (bugs.step_in_place, ""),
-        (bugs.step_other_dtype, "pair.b   float32[{n}]   became bfloat16[{n}]: dtype changed"),
+        (bugs.step_other_dtype, "pair.b   float32[{n}]   its dtype changed: it became bfloat16[{n}]"),
         (bugs.step_drops_one, "pair.b   float32[{n}]   not returned"),
     ],
 )
@@ -184,7 +184,7 @@ def test_plain_arrays_are_donated_where_asked(n):
     arrays = (jnp.arange(n, dtype=jnp.float32), jnp.ones(n))
     assert call(bugs.arrays_step, *arrays, nesting="jit", donate="all").outcome.verdict == "held"
     other = call(bugs.arrays_step_other_dtype, *arrays, nesting="jit", donate="all")
-    assert f"b   float32[{n}]   an output is bfloat16[{n}]: dtype changed" in text(other)
+    assert f"b   float32[{n}]   its dtype changed: an output is bfloat16[{n}]" in text(other)
     dropped = call(bugs.arrays_step_drops_one, *arrays, nesting="jit", donate="all")
     assert "not returned" in text(dropped)
     assert not any(array.is_deleted() for array in arrays)

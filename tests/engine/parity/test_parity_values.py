@@ -73,7 +73,7 @@ def test_arrays_of_numpy_are_compared_by_their_numbers(kind, nesting, example):
 def test_other_numbers_are_told_with_both_values(kind):
     found = call(Forgets(KEPT[kind](0)), X, nesting="jit", invariants="parity")
     assert broken(found) == ["parity"], text(found)
-    assert "0 expected, 1 after" in text(found)
+    assert "expected 0, got 1" in text(found)
     assert f"model.kept{ {'array': '', 'dict': chr(91) + repr('indices') + '][0]'}.get(kind, '[0]') }" in text(found)
 
 
@@ -200,7 +200,7 @@ def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
     found = call(step, *mixed_step(), nesting="jit[functional]", invariants="parity", donate="none")
     assert "model.steps kept its old value: the update was dropped" in text(found)
     assert "largest difference 1 (" in text(found)
-    assert "): 1 expected, 0 after, 1 of 1 elements" in text(found)
+    assert "): expected 1, got 0, 1 of 1 elements" in text(found)
     assert "first.bias" not in "".join(row for _, row in found.outcome.violations[0].details)
 
 
@@ -233,7 +233,7 @@ def in_tree_mode(monkeypatch):
 @pytest.mark.usefixtures("in_tree_mode")
 def test_a_flag_that_a_layer_drops_is_told_with_what_chooses_in_its_place():
     found = call(Starts(plain=True), X, nesting="jit", invariants="parity")
-    assert "model.started: True expected, False after" in text(found)
+    assert "model.started: expected True, got False" in text(found)
     assert hints.hint("flag dropped", path="model.started") in text(found)
 
 

@@ -130,7 +130,7 @@ def test_a_scan_over_references_holds_them_twice(nesting):
     x = jnp.ones((2, 128))
     found = call(in_refs(Stack(over_references)), x, nesting=nesting)
     assert broken(found) == ["memory"]
-    assert re.search(r"(0.99|1.00) more copies of its state", text(found))
+    assert re.search(r"(0.99|1.00) extra copies of its state", text(found))
     assert "read them by their index in the loop" in found.outcome.violations[0].hint
     assert call(in_refs(Stack(by_index)), x, nesting=nesting).outcome.verdict == "held"
 

@@ -104,13 +104,11 @@ def test_the_rows():
         parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated"))
     )
     assert neighbours.explain(violated, around).explained == (
-        ("passes", "jit, jit[functional]   (similar, of 5 tried)"),
+        ("passes", "jit, jit[functional]   (of 5 similar nestings)"),
         ("steps", "un-nested passes, jit[closure] fails"),
     )
     none = neighbours.Around((), 5, ())
-    assert neighbours.explain(violated, none).explained == (
-        ("passes", "no similar nesting (5 tried, one layer changed or removed)"),
-    )
+    assert neighbours.explain(violated, none).explained == (("passes", "none of 5 similar nestings"),)
     assert neighbours.explain(violated, neighbours.Around((), 0, ())).explained == ()
 
 
@@ -160,13 +158,13 @@ def test_the_nearest_that_hold_are_named_and_the_test_s_own_assertions_count():
     with pytest.raises(InvariantViolation) as caught:
         assert_invariants(nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), **narrow)
     message = str(caught.value)
-    assert "  passes      while_loop, while_loop[functional]   (similar, of 2 tried)" in message
+    assert "  passes      while_loop, while_loop[functional]   (of 2 similar nestings)" in message
     assert "  steps       un-nested passes, while_loop[closure] fails" in message
 
 
 def test_a_replay_runs_no_other():
     found = check(lambda x: x, jnp.ones(3), nesting="jit", memory_budget="1B")
-    assert "replayed, no other was tried" in str(found)
+    assert "replayed, no other was run" in str(found)
     assert "passes  " not in str(found)
 
 

@@ -31,7 +31,7 @@ def test_invariants_broken_together_are_shown_together_in_the_order_of_the_rows(
     report = check(Model(tracers=has("scan"), memory=has("scan")), 1, sweep="singles", max_examples=0)
     assert not report.ok
     rows = [line.split()[0] for line in str(report).splitlines() if re.match(r"  \w", line)]
-    assert rows == ["nesting", "tracers", "hint", "leaked", "memory", "hint", "leaked", "steps", "replay"]
+    assert rows == ["nesting", "tracers", "hint", "leaked", "memory", "hint", "leaked", "steps", "tried", "replay"]
 
 
 def test_a_drawn_violation_shrinks_to_the_smallest():
@@ -82,7 +82,7 @@ def test_every_nesting_rejected_is_an_error():
 def test_one_nesting_alone():
     report = check(Model(tracers=has("scan")), 1, nesting="jit > scan[argument]")
     assert RUNS == ["jit > scan"]
-    assert "jit > scan   replayed, no other was tried" in str(report)
+    assert "jit > scan   replayed, no other was run" in str(report)
     assert verdicts(check(Model(), 1, nesting="un-nested")) == {"un-nested": "held"}
 
 
@@ -96,8 +96,8 @@ def test_a_nested_failure_is_reported_and_raised():
     told, around = caught.value.__notes__
     assert "replay      check(..., nesting='scan')" in told
     assert around.splitlines() == [
-        "  passes      scan[functional], scan[closure], scan[jax_closure]",
-        "              (similar, of 3 tried)",
+        "  passes      scan[functional], scan[closure], scan[jax_closure]   (of 3",
+        "              similar nestings)",
         "  steps       un-nested passes, scan raises",
     ]
 

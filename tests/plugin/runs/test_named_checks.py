@@ -182,7 +182,7 @@ def test_an_abstract_check_allocates_nothing(named, pytester, check):
     result = named(f"--nnx-check=large:{name}", *inputs, "--nnx-abstract", "--nnx-memory-budget=4TB", JIT)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        [f"nnx-check::large:{name}(abstract*  1 nesting: 1 passed; worst peak * TiB of 3.6 TiB*"]
+        [f"nnx-check::large:{name}(abstract*  1 nesting: 1 passed; worst peak * TiB *, budget 3.6 TiB*"]
     )
 
 

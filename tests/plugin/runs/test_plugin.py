@@ -16,7 +16,7 @@ def test_pair(nnx_wrap):
 def test_a_healthy_model_passes(run_inner, pytester):
     result = run_inner(HOLDS, "--junitxml=out.xml")
     result.assert_outcomes(passed=1)
-    summary = r"test_inner.py::test_holds  \d+ nestings: \d+ passed; worst peak \d\.\d KiB of 7\.8 KiB \(jit.*\)"
+    summary = r"test_inner.py::test_holds  \d+ nestings: \d+ passed; worst peak \d\.\d KiB \(jit.*\), budget 7\.8 KiB"
     result.stdout.re_match_lines_random([r"=+ nnx invariants =+", summary])
     xml = (pytester.path / "out.xml").read_text()
     assert re.search(r'<property name="nnx_held" value="\d+" ?/>', xml)
@@ -29,14 +29,15 @@ def test_a_failure_reads_as_designed(run_inner):
     assert [line for line in result.outlines if line.startswith("E ")] == [
         "E       nnx invariant broken: tracers",
         "E         test        test_inner.py::test_pair",
-        "E         nesting     jit > scan   smallest of 30 tried; 2 failed, 28 passed; 13",
-        "E                     not run, --nnx-all runs them",
+        "E         nesting     jit > scan   the smallest of 2 that fail",
         "E         tracers     tracers is broken",
         "E         hint        do it otherwise",
         "E         leaked      model.kernel   Param float32[3,32,32]",
         "E         passes      jit, scan, jit > scan[functional], jit[functional] > scan,",
-        "E                     and 2 more   (similar, of 6 tried)",
+        "E                     and 2 more   (of 6 similar nestings)",
         "E         steps       un-nested passes, scan passes, jit > scan fails",
+        "E         tried       30 nestings: 2 failed, 28 passed; 13 more not run,",
+        "E                     --nnx-all runs them",
         "E         replay      pytest test_inner.py::test_pair --nnx-nesting 'jit > scan'",
     ]
     where = [">       assert model(3) == 3", "test_inner.py:8: TracerResidue"]
@@ -54,7 +55,7 @@ def test_the_replay_line_replays_with_the_options_that_judge(run_inner):
         source + "    assert RUNS == ['jit > cond']\n", "--nnx-nesting", re.search(r"--nnx-nesting '(.*)'", line)[1]
     )
     again.assert_outcomes(failed=1)
-    again.stdout.fnmatch_lines(["E * nesting * jit > cond   replayed, no other was tried"])
+    again.stdout.fnmatch_lines(["E * nesting * jit > cond   replayed, no other was run"])
     again.stdout.fnmatch_lines(["test_inner.py::test_pair  1 nesting: 1 failed; *"])
 
 

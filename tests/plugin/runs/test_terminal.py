@@ -104,7 +104,7 @@ def test_a_failure_in_80_columns_and_in_colours(project, pytester, workers):
     assert f"FAILED tests/test_layer.py::test_layer[bad] - nnx tracers: {LEAF}" in coloured
     if workers == "-n0":
         nestings = [line for line in map(plain, result.outlines) if OF_NESTING.fullmatch(line)]
-        counted = [int(number) for line in coloured for number in re.findall(r"  (\d+) nestings: ", line)]
+        counted = [int(number) for line in coloured for number in re.findall(r"::\S+  (\d+) nestings: ", line)]
         assert (len(counted), sum(counted)) == (2, len(nestings))
 
     # Files have no colours, and the sentence of a hint in one piece.

@@ -31,8 +31,8 @@ def test_a_model_of_a_module_is_blamed_on_the_one_test_that_poisoned_it(watch):
         [
             "nnx watch: tracers in model.box.last",
             "  test        test_suite.py::test_model?17?",
-            "  leaked      model.box.last   attribute float32?1,2?",
-            "              <- DynamicJaxprTracer",
+            "  leaked      model.box.last   DynamicJaxprTracer float32?1,2? in",
+            "              attribute",
             "              created at test_suite.py:*__call__)",
             "  hint        keep the value in an nnx.Variable of the module:",
             "              model.box.last belongs to a plain Python object*",

@@ -66,7 +66,7 @@ def test_the_program_of_the_page_on_failures_has_forty_lines_beside_the_test(pyt
     text = (pytester.path / program).read_text("utf-8")
     before, _, after = re.split(r"^# --- the (?:test|layers) .*\n", text, flags=re.MULTILINE)
     assert sum(bool(line.strip()) and not line.startswith("#") for line in (before + after).splitlines()) <= 40
-    assert "the program holds 2.00 more copies of its state" in run_fresh(pytester.path / program).stderr
+    assert "the program holds 2.00 extra copies of its state" in run_fresh(pytester.path / program).stderr
 
 
 KEPT = """

@@ -148,7 +148,7 @@ def test_every_kind_of_finding_is_shown(shown):
         "test_shared": "pair.a and pair.b share a buffer: XLA refuses to donate it twice",
         "test_viewed": "pair.a is viewed by",
         "test_dropped_update": "not written back: the call updates a copy of the optimizer",
-        "test_copies": "the program holds 2.00 more copies of its state at the peak",
+        "test_copies": "the program holds 2.00 extra copies of its state at its peak",
         "test_budget": "is over the budget of 18.0 KiB",
         "test_captured": "the call captures 156.2 KiB of constants",
         "test_layer": "differs from that of the un-nested call",

@@ -104,7 +104,7 @@ def test_the_row_of_a_target(on, text):
         ),
         (
             CopiedOnTarget(on=replace(V5E, copies=GIB, state=GIB)),
-            "the program holds 1.00 more copies of its state on v5e",
+            "the program holds 1.00 extra copies of its state on v5e",
         ),
     ],
 )  # fmt: skip
@@ -129,7 +129,7 @@ def test_all_targets_have_a_row_after_the_figures_and_before_the_bytes_of_the_cp
     evidence = replace(documents.EVIDENCE, targets=(LARGE, LEFT_OUT))
     on_cpu = ("on the CPU", "peak 5.0 MiB; the rows below are of this program")
     both = said("memory", StateCopied(figures=FIGURES, bytes=GIB), DoesNotFit(on=LARGE), evidence=evidence)
-    labels = ["", "peak", "budget", "expected", "v5e", "h100", "on the CPU", "un-nested", "line"]
+    labels = ["", "peak", "budget", "expected", "state", "v5e", "h100", "on the CPU", "un-nested", "line"]
     assert [label for label, _ in both.details][: len(labels)] == labels
     assert on_cpu in both.details
     alone = said("memory", DoesNotFit(on=LARGE), evidence=evidence)

@@ -86,7 +86,7 @@ def test_all_that_broke_the_bound_comes_before_the_figures():
     over, copied = PeakOverBudget(figures=FIGURES), StateCopied(figures=FIGURES, bytes=6 * KIB)
     violation = said("memory", over, copied, ConstantsCaptured(figures=FIGURES, bytes=64 * KIB))
     assert violation.summary == "peak 13.0 KiB is over the budget of 12.0 KiB"
-    assert [label for label, _ in violation.details] == ["", "", "peak", "budget", "expected"]
+    assert [label for label, _ in violation.details] == ["", "", "peak", "budget", "expected", "state"]
     captured = "the call captures 64.0 KiB of constants; XLA keeps 0 B of that in this program"
     assert violation.details[1] == ("", captured)
     assert violation.hint == hints.hint("scan writes back", checkpoint=" under jax.checkpoint")
@@ -159,9 +159,9 @@ def test_why_a_buffer_was_lost(facts, why):
             ("deleted", "model.w   Param int32[2] was donated, and no new value took its place"),
         ),
         (
-            ValueDiffers("model.n", label="attribute", of="attribute", type="int", want="1", have="missing"),
-            "model.n: 1 expected, missing after",
-            ("attribute", "model.n   1 expected, missing after"),
+            ValueDiffers("model.n", label="attribute", of="attribute", type="int", want="1", have="nothing"),
+            "model.n: expected 1, got nothing",
+            ("attribute", "model.n   expected 1, got nothing"),
         ),
     ],
 )

@@ -25,7 +25,7 @@ def test_the_message_says_what_where_and_what_to_write():
     assert message("test_a.py::test_a", finding).splitlines() == [
         "nnx watch: tracers in model.last; Variables of a trace that has ended: model.count",
         "  test        test_a.py::test_a",
-        "  leaked      model.last   Param float32[3]   <- DynamicJaxprTracer",
+        "  leaked      model.last   DynamicJaxprTracer float32[3] in Param",
         "              created at model.py:8 (forward)",
         "  pinned      model.count   Param float32[], made in a trace that has",
         "              ended: flax refuses to write it",
