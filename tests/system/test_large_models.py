@@ -95,6 +95,17 @@ def test_every_table_of_the_docs_is_one_that_the_script_prints():
             assert peak == pytest.approx(arguments + outputs + temporaries - aliased, abs=0.025)
 
 
+def test_the_result_has_the_peaks_of_the_whole_table():
+    """The short table at the top of the page, row by row: the usual form, and the cure."""
+    result = TABLES.partition("## The result")[2].partition("* **")[0]
+    short = re.findall(r"^\| .* \| ([\d.]+) \| ([\d.]+) \|$", result, re.MULTILINE)
+    peaks = [str(cells(row)[2][-2]) for row in sections()[0]["rows"].removeprefix(HEAD).splitlines()]
+    usual, cured, same = peaks[::3], peaks[1::3], peaks[2::3]
+    assert [tuple(str(float(figure)) for figure in row) for row in short] == list(zip(usual, cured, strict=True))
+    assert cured == same
+    assert len(short) == 5
+
+
 @pytest.mark.parametrize("section", sections(), ids=lambda section: f"jax {section['jax']} {section['dtype']}")
 def test_the_first_rows_of_a_table_are_measured_again(section):
     if (section["jax"], section["flax"]) != (jax.__version__, ".".join(map(str, FLAX))):
