@@ -30,9 +30,9 @@ _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 class Wrapped(Generic[P, R]):
-    """A subject that runs under the current nesting when it is called, and behaves like the subject in all else.
+    """The object that ``nnx_wrap`` returns: a call of it runs the subject under the current nesting.
 
-    Hand flax and jax the subject itself, to split or to trace it.
+    Attributes and ``isinstance`` are those of the subject. Functions of flax and jax need the subject itself.
     """
 
     __wrapped__: Callable[P, R]
@@ -95,7 +95,7 @@ jax.tree_util.register_pytree_node(Wrapped, _refuse, lambda _, leaves: leaves)
 
 
 class Wrap(Protocol):
-    """The type of the fixture `nnx_wrap`, for tests that are typed: ``def test_model(nnx_wrap: Wrap) -> None``."""
+    """The type of the fixture ``nnx_wrap``, for annotations: ``def test_model(nnx_wrap: Wrap) -> None``."""
 
     def __call__(self, subject: Callable[P, R]) -> Wrapped[P, R]:
         """Wrap a module, a bound method, or a function of graph nodes. Raises `CheckError` for a subject that cannot be called."""
@@ -145,9 +145,10 @@ def owner_name(subject: Any, frame: FrameType | None) -> str:
 def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Report:
     """Call ``subject(*args, **kwargs)`` under generated nestings. Returns a `Report` with the outcome of each.
 
-    ``settings`` are those of the marker, and ``nesting='jit > scan'`` for one nesting alone; ini files and command lines
-    are not read. The draws repeat: the same check gives the same report. Raises `CheckError` if the check cannot be made,
-    and the subject's own exception if it fails without any nesting.
+    ``settings`` are the settings that the marker takes, and ``nesting='jit > scan'``, which runs this nesting alone. `check` reads no
+    ini file and no command line. The draws repeat, so the same check gives the same report.
+
+    Raises `CheckError` if the check cannot be made, and the subject's own exception if the un-nested call raises.
     """
     run, error = _run(subject, args, dict(kwargs or {}), settings, inspect.currentframe())
     if error is not None and (isinstance(error, CheckError) or not _told(run, error)):
@@ -158,10 +159,10 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
 def assert_invariants(
     subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
 ) -> None:
-    """Do the same as `check`. Raises the `InvariantViolation` of the nesting that its message is about, or the exception of a nesting.
+    """Do the same as `check`, and raise an exception if something fails.
 
-    Raises `CheckError` where flax does not take the call in one of the modes, `UnexpectedPass` where an expected failure
-    did not happen.
+    Raises the `InvariantViolation` of the nesting that its message names, or the exception that the subject raised under a nesting.
+    Raises `CheckError` if flax refuses the call in one of the modes, and `UnexpectedPass` if an expected failure did not happen.
     """
     __tracebackhide__ = True
     run, error = _run(subject, args, dict(kwargs or {}), settings, inspect.currentframe())

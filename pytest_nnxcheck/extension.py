@@ -27,23 +27,25 @@ HOOK = "pytest_nnx_invariants"
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """An invariant of your own."""
+    """An invariant of your own: a name, a function, and options that say when the plugin calls the function."""
 
     name: str
+    """The word that ``invariants`` names it by."""
     function: Callable[[NestedCall], Iterable[Breach]]
-    """``function(call)`` gives a `Breach` for each thing that is broken, and none where the invariant holds."""
+    """``function(call)`` yields a `Breach` for each thing that is broken, and nothing if the invariant holds."""
     default: bool = False
-    """It is asserted where ``invariants`` names no others, in the tests below the conftest.py that hands it in; else only where it is named."""
+    """If true, tests below the conftest.py that registers it assert it, unless they name other invariants; if false, only where it is named."""
     compiled: bool = False
-    """It is asserted where the outermost layer is a jit: the call has its program then."""
+    """If true, it is asserted only where the outermost layer is a jit, so that the call has ``memory`` and ``compiled``."""
     values: bool = False
-    """It reads values: every nesting is run, none only traced, and no abstract call is judged."""
+    """If true, it may read values: every nesting runs, none is only traced, and abstract calls are not judged."""
 
 
 def register_invariant(invariant: Invariant) -> None:
-    """Register an invariant of your own, for ``invariants`` to name, or for all checks from now on where it is a ``default``.
+    """Register an invariant of your own, so that ``invariants`` can name it. All later checks assert it if its ``default`` is true.
 
-    Write it above the `check`. In pytest, hand invariants in with the hook ``pytest_nnx_invariants``. Raises `CheckError` where it cannot be used.
+    Call this above the `check`. In pytest, return your invariants from the hook ``pytest_nnx_invariants`` instead. Raises `CheckError` if
+    the invariant cannot be used.
     """
     add(invariant, default=_checked(invariant).default)
 

@@ -18,7 +18,7 @@ PUBLIC = __name__.partition(".")[0]
 
 
 class InvariantViolation(AssertionError):
-    """A nesting broke an invariant; ``outcome`` holds the violations as data."""
+    """A nesting broke an invariant. ``outcome`` has the violations as data."""
 
     __module__ = PUBLIC
 
@@ -34,19 +34,19 @@ class TracerResidue(InvariantViolation):
 
 
 class MemoryBudgetExceeded(InvariantViolation):
-    """The peak memory of the compiled program passed its bound, or the program copies its state."""
+    """The peak of the compiled program is over its budget, or the program holds a second copy of its state or large constants."""
 
     __module__ = PUBLIC
 
 
 class DonationLost(InvariantViolation):
-    """A donated buffer was not reused for the new value of its leaf."""
+    """A donated buffer was not reused by any value that came back."""
 
     __module__ = PUBLIC
 
 
 class ParityLost(InvariantViolation):
-    """The outputs or the state after the nesting are not those of the same calls without it."""
+    """The outputs or the state after the nesting differ from those of the same calls without it."""
 
     __module__ = PUBLIC
 
@@ -81,7 +81,7 @@ class Unfit(Exception):
 
 
 class CheckError(Exception):
-    """The check cannot be made as it was asked for; the text says what to write instead."""
+    """The check cannot be made with these arguments or settings. The text says what to write instead."""
 
     __module__ = PUBLIC
 

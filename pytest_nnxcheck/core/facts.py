@@ -164,23 +164,24 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NestedCall:
-    """One call under its nesting, as an invariant of your own sees it."""
+    """One call under its nesting, as the function of an `Invariant` gets it."""
 
     nesting: Nesting
+    """The nesting; ``str(call.nesting)`` is ``un-nested`` or ``jit > scan``."""
     before: Mapping[str, Any]
-    """The arrays of the state by path (``model.layers[0].kernel``)."""
+    """The arrays of the state before the call, by path (``model.layers[0].kernel``)."""
     after: Mapping[str, Any]
-    """The same when the call has ended."""
+    """The arrays of the state after the call, by path."""
     kinds: Mapping[str, str]
-    """The types of the Variables that hold them."""
+    """The name of the Variable's type (``Param``), by path."""
     outputs: Mapping[str, Any]
-    """The arrays of the un-nested output, each named ``output`` with its place."""
+    """The arrays that one call returns, by name: ``output``, ``output[0]``."""
     memory: Memory | None = None
-    """The memory that the program needs, if the outermost layer is a jit."""
+    """The memory of the compiled program, if the outermost layer is a jit."""
     compiled: jax.stages.Compiled | None = None
-    """The program, if the outermost layer is a jit."""
+    """The compiled program, if the outermost layer is a jit."""
     abstract: bool = False
-    """True if the call was not run: its arrays are types alone."""
+    """True if the call was not run, so that its arrays are types without values."""
 
     def __repr__(self) -> str:
         return f"<NestedCall {self.nesting}>"

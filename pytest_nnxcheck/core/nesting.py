@@ -16,10 +16,12 @@ _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transform in one style, written ``scan`` (argument is the default) or ``scan[functional]``."""
+    """One transform in one style: ``scan`` is in the style ``argument``, ``scan[functional]`` in the style ``functional``."""
 
     transform: str
+    """The name of the transform."""
     style: str = "argument"
+    """The way in which the layer gets the module."""
 
     def __post_init__(self) -> None:
         one_of("transform", self.transform, layer_names())
@@ -59,13 +61,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Nesting:
-    """Layers from the outermost inwards, written ``jit > scan[closure] > remat``; none at all is ``un-nested``.
+    """Layers from the outermost to the innermost, written ``jit > scan[closure] > remat``. Without layers it is ``un-nested``.
 
-    A mode of flax that is not the current one comes before them: ``tree: jit > scan``.
+    A mode of flax other than the current one comes first: ``tree: jit > scan``.
     """
 
     layers: tuple[Layer, ...] = ()
+    """The layers, the outermost first."""
     mode: str = MODES[0]
+    """The mode of flax."""
 
     def __post_init__(self) -> None:
         one_of("mode", self.mode, MODES)

@@ -243,36 +243,33 @@ class JitTracedAgain(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach(Finding):
-    """One thing that breaks an invariant of your own."""
+    """One thing that breaks an invariant of your own. ``path`` names the leaf or the place in the model, if there is one."""
 
     summary: str
-    """A sentence."""
+    """One sentence that says what is wrong."""
     details: tuple[tuple[str, str], ...] = ()
-    """Further (label, text) rows of the message."""
+    """Further rows of the message: pairs of a label and a text."""
     hint: str = ""
     """The change to make, as advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken invariant.
+    """One broken invariant."""
 
-    ``summary`` is one line, ``details`` are (label, text) rows of the message, ``hint`` is the change to make,
-    and is empty where no advice is certain to be right. `reporting.violations` makes them of ``findings``, everything that is broken, and
-    ``explained``, its possible causes, both as data; no code reads the text.
-    """
-
+    # `reporting.violations` makes the text of the findings and their causes; no code reads the text.
     invariant: str
+    """The name of the invariant."""
     summary: str = ""
-    """One line."""
+    """One line that says what is wrong."""
     details: tuple[tuple[str, str], ...] = ()
-    """(label, text) rows of the message."""
+    """Rows of the message: pairs of a label and a text."""
     hint: str = ""
-    """The change to make; empty where no advice is certain to be right."""
+    """The change to make; empty if no advice is certain to be right."""
     findings: tuple[Finding, ...] = field(default=(), metadata=UNRECORDED)
-    """All that is broken, as data."""
+    """Everything that is broken, as data."""
     explained: tuple[Explanation, ...] = field(default=(), metadata=UNRECORDED)
-    """Its possible causes, as data."""
+    """Possible causes, as data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +278,16 @@ class Outcome:
 
     nesting: Nesting = field(metadata=UNRECORDED)
     verdict: Verdict
+    """``held``, ``violated`` (an invariant broke), ``failed`` (the nesting raised), ``rejected`` (flax or a layer cannot take the call), or
+    ``expected`` (it failed, and a setting says so)."""
     violations: tuple[Violation, ...] = ()
+    """The broken invariants, the most serious first."""
     reason: str = ""
-    """The reason why the nesting was rejected or failed, or was expected to fail."""
+    """The reason why the nesting was rejected, raised, or was expected to fail."""
     error: str = field(default="", metadata=UNRECORDED)
-    """The type of the exception of a nesting that failed."""
+    """The type of the exception, if the nesting raised."""
     facts: tuple[Note, ...] = field(default=(), metadata=UNRECORDED)
-    """Facts that are reported but not judged, and the causes of a failure, as data."""
+    """Facts that no invariant judges, and causes of a failure, as data."""
     peak: int | None = None
     """The peak memory of the program, in bytes a device."""
     budget: int | None = None
@@ -295,25 +295,25 @@ class Outcome:
     notes: tuple[str, ...] = ()
     """The ``facts`` as text."""
     expected: tuple[str, ...] = ()
-    """The keys of the expected failures that came true in it."""
+    """The keys of the expected failures that happened in it."""
     by_mode: bool = field(default=False, metadata=UNRECORDED)
-    """True if flax rejected it because its mode cannot do it."""
+    """True if flax rejected the nesting because its mode cannot do it."""
     unfit: bool = False
-    """True if it was rejected because a layer cannot take the call, not by flax."""
+    """True if the nesting was rejected because a layer cannot take the call, and not by flax."""
     misfit: Misfit | None = field(default=None, metadata=UNRECORDED)
     """The reason why a layer cannot take the call, as data."""
     evidence: Evidence | None = field(default=None, metadata=UNRECORDED)
     """The measurements."""
     program: str = ""
-    """The file that shows the same without the plugin."""
+    """The file of the program that shows the failure without the plugin; empty if there is none."""
     explained: tuple[tuple[str, str], ...] = ()
-    """Further rows of the message, which were found after hypothesis was done."""
+    """Further rows of the message, which the plugin found after the nestings had run."""
     seconds: float = field(default=0.0, compare=False)
-    """The seconds that the nesting took, the test's own body included."""
+    """The seconds that the nesting took, with the test's own body."""
 
     @property
     def rank(self) -> tuple[bool, int, object]:
-        """Sort key of a failure: a violation first, of the most serious invariant, then the plainer nesting."""
+        """Sort key of a failure: violations first, then the most serious invariant, then the plainer nesting."""
         broken = [severity(violation.invariant) for violation in self.violations]
         return (self.verdict != "violated", min(broken, default=0), self.nesting.plainness)
 

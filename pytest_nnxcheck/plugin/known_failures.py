@@ -30,7 +30,7 @@ from pytest_nnxcheck.reporting.report import Report
 
 
 class ExpectedFailuresWarning(pytest.PytestWarning):
-    """A table or an entry in the file of expected failures that matches nothing."""
+    """A table or an entry in the file of expected failures matches nothing."""
 
     __module__ = PUBLIC
 

@@ -32,56 +32,60 @@ _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one check: ``str(report)`` is the text of a failure, or one line if all is well."""
+    """The result of one check. ``str(report)`` is the message of a failure, or one line if nothing failed."""
 
     outcomes: tuple[Outcome, ...]
-    """The outcomes, one for each nesting, in the order in which they ran."""
+    """One outcome for each nesting, in the order in which they ran."""
     settings: Settings
+    """The settings of the check."""
     notes: tuple[str, ...] = ()
     """Facts that no invariant judges, and layers that were left out, with the reason."""
     test_id: str = ""
     """The node id of the test; empty outside of pytest."""
     argument: str = ""
-    """The argument that selects the test, for pytest in the folder where this run was started."""
+    """The argument of pytest that selects the test, in the folder where the run started."""
     options: str = ""
-    """The options of pytest for a replay."""
+    """The options of pytest that a replay needs."""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
     """The programs to paste, as text, by nesting."""
     not_run: int = 0
-    """The number of nestings that were not run because the smallest failing one was known."""
+    """The number of nestings that did not run because an earlier one failed."""
     advice: tuple[str, ...] = ()
-    """Memory that the un-nested call need not spend."""
+    """Advice on memory that the un-nested call could save."""
     un_nested: tuple[Row, ...] = ()
-    """Rows that list the bytes of the un-nested call."""
+    """Rows of text on the memory of the un-nested call."""
 
     def program(self, outcome: Outcome | None = None) -> str:
-        """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
+        """Return the program that shows an outcome without the plugin, as text; empty if there is none.
+
+        If no outcome is given, the program is that of ``shown``.
+        """
         shown = outcome or self.shown
         return self.programs.get(shown.nesting, "") if shown else ""
 
     @property
     def broken(self) -> tuple[Outcome, ...]:
-        """The outcomes that violate an invariant: the most serious invariant first, then the smallest nesting."""
+        """The outcomes that violate an invariant, sorted by the most serious invariant, then by the smallest nesting."""
         return tuple(sorted((o for o in self.outcomes if o.verdict == "violated"), key=lambda outcome: outcome.rank))
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """The violations of the first broken nesting; empty if every invariant held."""
+        """The violations of the first outcome in ``broken``; empty if every invariant held."""
         return self.broken[0].violations if self.broken else ()
 
     @property
     def shown(self) -> Outcome | None:
-        """The outcome that the message is about: the first that violates an invariant, else the smallest that raised."""
+        """The outcome that the message shows: the first in ``broken``, else the smallest nesting that raised."""
         return next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
 
     @property
     def ok(self) -> bool:
-        """True if something was checked, nothing was violated, no nesting raised, and each expected failure happened."""
+        """True if the ``verdict`` is ``held``: something was checked, no nesting failed, and each expected failure happened."""
         return self.verdict == "held"
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the whole check: its worst one; ``failed`` too where an expected failure did not happen, or nothing ran."""
+        """The worst verdict of all nestings; ``failed`` also if an expected failure did not happen, or nothing ran."""
         worst = tally.of_mode(list(self.outcomes))
         if not self.outcomes or self.unexpected:
             return "violated" if worst == "violated" else "failed"
@@ -101,7 +105,7 @@ class Report:
 
     @property
     def modes(self) -> dict[str, Verdict]:
-        """The verdict on each mode of flax that nestings ran in: its worst one; ``rejected`` where flax does not take the call."""
+        """The worst verdict in each mode of flax that nestings ran in; ``rejected`` if flax refuses the call in that mode."""
         return {mode: tally.of_mode(outcomes) for mode, outcomes in tally.by_mode(self.outcomes).items()}
 
     def __str__(self) -> str:

@@ -31,10 +31,10 @@ _SIGNATURE = "a layer keeps the signature layer(state, *inputs) -> out, where ou
 
 
 def register_transform(name: str, *, style: str = "argument") -> Callable[[_Function], _Function]:
-    """Register the function below as a transform of your own, for ``transforms`` and ``nesting`` to name.
+    """Register the decorated function as a transform of your own, so that ``transforms`` and ``nesting`` can name it.
 
-    The function takes the program inside the layer, ``f(state, *inputs) -> out``, and returns one of the same signature, with the same
-    effect on the state. Write it in a conftest.py, or above the `check`. Raises `CheckError` where the name cannot be used.
+    The function takes the program inside the layer, ``f(state, *inputs) -> out``. It returns a function of the same signature, with the
+    same effect on the state. Write it in a conftest.py, or above the `check`. Raises `CheckError` if the name cannot be used.
     """
     _refuse_name(name)
     try:
