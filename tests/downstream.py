@@ -132,7 +132,7 @@ def broken(runner: Runner, test: Step) -> None:
     only = "-k test_forward"
     for change, invariant, paths in (
         (LEAK, "tracers", ["tracers remain in model.last", "leaked      model.last"]),
-        (COPY, "memory", ["more copies of its state", "copy of model.stack.blocks.grow.kernel"]),
+        (COPY, "memory", ["extra copies of its state", "copy of model.stack.blocks.grow.kernel"]),
     ):
         runner.edit(change)
         said, page = runner.run(test, fails=True, options=only)

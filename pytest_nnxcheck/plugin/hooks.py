@@ -354,13 +354,13 @@ def _line(nodeid: str, properties: Mapping[str, Any], config: pytest.Config) -> 
     notes = [
         (properties[name], what, label)
         for name, what, label in (
-            ("nnx_notes", "what was left out", ""),
+            ("nnx_notes", "notes", ""),
             ("nnx_advice", "advice on memory", "advice: "),
         )
         if properties.get(name)
     ]
     if config.get_verbosity() <= 0:
-        return text + (f"; see -v for {' and '.join(what for _, what, _ in notes)}" if notes else "")
+        return text + (f"; -v shows {' and '.join(what for _, what, _ in notes)}" if notes else "")
     for name, label in (("nnx_expected_failures", "expected to fail"), ("nnx_target_seconds", "compiled for targets")):
         text += f"\n    {label}: {properties[name]}" if properties.get(name) else ""
     for lines, _, label in notes:

@@ -36,7 +36,7 @@ def test_scan_over_remat_copies_its_stack_for_every_further_call(nesting, once, 
     assert copies(one) == pytest.approx(once, abs=0.01)
     two = call(bugs.call_twice, bugs.ScanOverRemat(nnx.Rngs(0)), x, nesting=nesting)
     assert copies(two) == pytest.approx(twice, abs=0.01)
-    assert f"the program holds {twice}.00 more copies of its state" in text(two)
+    assert f"the program holds {twice}.00 extra copies of its state" in text(two)
 
 
 @pytest.mark.slow

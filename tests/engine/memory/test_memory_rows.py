@@ -52,7 +52,7 @@ def test_the_story_of_a_copy():
             "buffer",
             (
                 "2 x 8.0 MiB temporary float32[8,512,512] dynamic_update_slice   copy of model.kernel"
-                " by while, dynamic-slice, dynamic-update-slice   1 added by the nesting"
+                ", through XLA's while, dynamic-slice, dynamic-update-slice   1 of 2 added by the nesting"
             ),
         ),
         ("line", "model.py:30   1.0 MiB, 6 % of the temporaries; not in the un-nested program"),

@@ -75,7 +75,7 @@ def test_4871_own_run_of_a_state_copies_it_after_a_first_call(call_first, copies
     run = bugs.run_4871(model, call_first)
     found = call(run, nnx.state(model), jax.ShapeDtypeStruct((), jnp.float32), nesting="jit")
     assert broken(found) == (["memory"] if copies else [])
-    assert f"the program holds {copies} more copies of its state" in text(found) or not copies
+    assert f"the program holds {copies} extra copies of its state" in text(found) or not copies
 
 
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence")

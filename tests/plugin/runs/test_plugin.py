@@ -162,7 +162,7 @@ def test_what_was_left_out_is_said_once(run_inner):
         ],
         consecutive=True,
     )
-    assert "see -v for what was left out" in run_inner(source).stdout.str()
+    assert "; -v shows notes" in run_inner(source).stdout.str()
 
 
 def test_a_test_that_is_run_again_starts_afresh_and_its_last_attempt_is_told(run_inner, pytester):

@@ -142,7 +142,7 @@ def test_every_kind_of_finding_is_shown(shown):
     texts = {test: found.ended[1] for test, found in shown.items()}
     assert {found.kind for found in shown.values()} >= {"tracers", "memory", "donation", "parity"}
     for test, words in {
-        "test_step[step_other_dtype]": "pair.b   float32[100]   became bfloat16[100]",
+        "test_step[step_other_dtype]": "pair.b   float32[100]   its dtype changed: it became bfloat16[100]",
         "test_step[step_drops_one]": "pair.b   float32[100]   not returned",
         "test_sharding": "pair.a   float32[4,8]   sharding changed from",
         "test_shared": "pair.a and pair.b share a buffer: XLA refuses to donate it twice",

@@ -93,7 +93,7 @@ SAYS = {
     "test_fits_tpu": "the program does not fit a v5e: it needs more than 15.75 GiB",
     "test_fits_gpu": "the program does not fit an h100: peak 125",
     "test_budget": "peak 12.00 MiB on v5e is over the budget of 8.6 MiB",
-    "test_copies": "more copies of its state on v5e",
+    "test_copies": "extra copies of its state on v5e",
     "test_lost": "1 of 2 donated leaves loses its buffer on v5e: two.b",
 }
 
@@ -171,7 +171,7 @@ def test_what_the_cpu_shows_as_well_needs_no_wheel(inner, pytester, monkeypatch)
         monkeypatch.setenv(name, value)
     result = inner(WITH_BOTH, "--nnx-nesting", "jit", subprocess=True)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*more copies of its state on v5e*"])
+    result.stdout.fnmatch_lines(["*extra copies of its state on v5e*"])
     (path,) = Path(pytester.path).glob(".pytest_cache/d/nnxcheck/*/*.py")
     text = path.read_text("utf-8")
     assert "peak(executable)" in text
