@@ -125,6 +125,8 @@ def _set(options: dict[str, Any]) -> Iterator[None]:
     opened = {name: getattr(compilation_cache, name) for name in _OPENED if hasattr(compilation_cache, name)}
     with configured(options):
         try:
+            # `reset_cache` logs the path of the folder that is open, which ours has not.
+            setattr(compilation_cache, _OPENED[0], None)
             compilation_cache.reset_cache()
             yield
         finally:

@@ -136,12 +136,13 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> An
 
     At ``O0`` the compiler of a TPU takes a ninth of the time of ``default``; that of a GPU ignores the effort.
     """
-    try:
-        with judged_compiles(ours=False), configured(effort_options(effort)):
-            return lowered.compile(compiler_options=options_for(target.chip))
-    except Exception as error:
-        refused = "RESOURCE_EXHAUSTED" in str(error)
-        raise (DoesNotFit if refused else LeftOut)(_line(error)) from error
+    with judged_compiles(ours=False), configured(effort_options(effort)):
+        options = options_for(target.chip)
+        try:
+            return lowered.compile(compiler_options=options)
+        except Exception as error:
+            refused = "RESOURCE_EXHAUSTED" in str(error)
+            raise (DoesNotFit if refused else LeftOut)(_line(error)) from error
 
 
 # --- devices

@@ -46,7 +46,7 @@ FACTS: dict[data.FactKind, str] = {
     " over a copy, jax.tree.map(jnp.copy, ...)",
     "not put back": "{some} could not be put back: the next nesting meets what this one wrote there",
     "peak on target": "the un-nested peak on {some} is {times} times the CPU's: {peaks}",
-    "left out on target": "left out on {all}: {of}",
+    "left out on target": "not checked on {all}: {of}",
     "nothing on target": "no program was compiled for {all}: {of}",
     "asks for devices": "{of} is asked while the call is traced, and answers with what jax has here: on {all} another branch may run",
 }

@@ -246,7 +246,7 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     rest = _un_nested(report, outcome.nesting)
     if rest:
         rows.insert(0, ("nesting", f"{outcome.nesting}   {rest}"))
-        if own:
+        if own and report.settings.nesting is None:
             rows.append(("", _RANDOM))
         rows += [("program", outcome.program)] if outcome.program else []
         rows.append(("replay", replay(report, outcome.nesting)))
@@ -262,8 +262,10 @@ def _un_nested(report: Report, nesting: Nesting) -> str:
     """The end of the same test body un-nested, in the same mode; for an un-nested call, another mode in which it passed."""
     bare = [o for o in report.outcomes if not o.nesting.layers]
     if nesting.layers:
-        passed = next((o.verdict == "held" for o in bare if o.nesting.mode == nesting.mode), True)
-        return f"{UN_NESTED}, the same test body {'passed' if passed else 'did not pass either'}"
+        in_mode = [o.verdict == "held" for o in bare if o.nesting.mode == nesting.mode]
+        if not in_mode:
+            return f"the {UN_NESTED} call was not run"
+        return f"{UN_NESTED}, the same test body {'passed' if in_mode[0] else 'did not pass either'}"
     held = [o.nesting for o in bare if o.verdict == "held"]
     return f"{held[0]}, the same test body passed" if held else ""
 

@@ -21,7 +21,7 @@ def rows(targets: Iterable[OnTarget]) -> tuple[Row, ...]:
 def fit(on: OnTarget) -> str:
     """``fits: peak 3.1 GiB of 15.75 GiB``, or why it does not, or is not known."""
     if on.left_out:
-        return f"left out: {on.left_out}"
+        return f"not checked: {on.left_out}"
     if on.peak is None:
         refused = f"does not fit {limit(on)}: {on.refused}".removesuffix(": ")
         return "compiles; this compiler reports no totals" if on.fits else refused
@@ -63,13 +63,13 @@ def share(on: OnTarget) -> str:
 
 
 def brief(targets: Iterable[OnTarget]) -> str:
-    """``fits v5e: 3.1 of 15.75 GiB; left out on h100``: for a summary line, or a cell of a table."""
+    """``fits v5e: 3.1 of 15.75 GiB; not checked on h100``: for a summary line, or a cell of a table."""
     return "; ".join(map(_brief, targets))
 
 
 def _brief(on: OnTarget) -> str:
     if on.left_out:
-        return f"left out on {on.target}"
+        return f"not checked on {on.target}"
     if on.peak is None:
         return f"compiles for {on.target}" if on.fits else f"does not fit {on.target}: more than {limit(on)}"
     if on.fits and on.peak > on.limit:

@@ -14,6 +14,8 @@ from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type, byte_bounds, is_held_ref, pointers_of_ref
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 
 def read_leaf(path: str, array: Any) -> Leaf:
     sharding = getattr(array, "sharding", None)
@@ -31,6 +33,8 @@ def pointers(array: Any) -> tuple[int, ...]:
         return ()
     if graph.is_key(array):
         array = jax.random.key_data(array)
+    # An array whose computation failed, for want of memory say, has no pointer: asking for it aborts the process, waiting for it raises.
+    array.block_until_ready()
     return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
 
 

@@ -35,6 +35,27 @@ def test_a_compiler_of_tpus_is_silent_and_leaves_jax_on_the_cpu():
         assert ran.stderr == ""
 
 
+LINEAR = """
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+@pytest.mark.nnx_invariants
+def test_linear(nnx_wrap):
+    nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4)))
+"""
+
+
+def test_a_target_is_judged_while_the_cache_of_programs_is_open(pytester, inner_args, monkeypatch):
+    # As users run it: the folder of programs that the tests have shuts off that of the plugin.
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    pytester.makepyfile(test_inner=LINEAR)
+    for _ in ("written", "read"):
+        result = pytester.runpytest_subprocess(*inner_args, "--nnx-target=v5e", "--nnx-nesting=jit")
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["*::test_linear  1 nesting: 1 passed; *; fits v5e: *"])
+
+
 AT_LOAD = "import os\nassert os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] == '1'\n"
 SUITE = """
 import jax

@@ -233,6 +233,15 @@ def test_jax_is_put_back(raises, tmp_path):
     assert entries(tmp_path / "kept") == kept
 
 
+def test_a_program_of_a_target_compiles_without_a_folder_while_ours_is_open(tmp_path):
+    with compile_cache.compile_folder(tmp_path / "kept"), compile_cache.cached_compiles():
+        with compile_cache.judged_compiles(ours=False):
+            jax.jit(lambda x: x - 1)(jnp.ones(5))
+        assert not entries(tmp_path / "kept")
+        jax.jit(lambda x: x - 2)(jnp.ones(5))
+    assert bool(entries(tmp_path / "kept")) is WORKS
+
+
 SCALES = """
 import jax.numpy as jnp
 {}

@@ -94,12 +94,19 @@ def test_a_nested_failure_is_reported_and_raised():
     with pytest.raises(TypeError, match="carry") as caught:
         assert_invariants(model, 1)
     told, around = caught.value.__notes__
+    assert "nesting     scan   un-nested, the same test body passed" in told
     assert "replay      check(..., nesting='scan')" in told
     assert around.splitlines() == [
         "  passes      scan[functional], scan[closure], scan[jax_closure]   (of 3",
         "              similar nestings)",
         "  steps       un-nested passes, scan raises",
     ]
+
+
+def test_a_replay_that_raises_claims_nothing_of_the_un_nested_call():
+    with pytest.raises(TypeError, match="carry") as caught:
+        assert_invariants(Model(failed=has("scan")), 1, nesting="scan")
+    assert "nesting     scan   the un-nested call was not run" in caught.value.__notes__[0]
 
 
 def test_keyword_arguments_of_the_subject():

@@ -191,7 +191,7 @@ def test_each_target_has_a_column():
         ("fit", "fits v5e: 4.0 of 16.00 GiB"),
         ("fit over", "does not fit v5e: more than 16.00 GiB"),
     ]
-    assert '<td data-column="h100"><span class="fit">left out on h100</span>' in text
+    assert '<td data-column="h100"><span class="fit">not checked on h100</span>' in text
     options = re.findall(r"<option>(.*?)</option>", text)
     assert options == ["failing first", "share of the budget", "share of v5e"]
     shares = [share.split() for share in re.findall(r'<article class="ok" data-share="(.*?)"', text)]

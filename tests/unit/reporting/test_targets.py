@@ -68,7 +68,7 @@ def held(*on, nesting="jit", verdict="held", **more):
         (replace(H100, share=0.9), f"fits: peak 20.0 GiB of 59.33 GiB{SHARE}".replace("75 %", "90 %").replace(" by default", "")),
         # Before jax 0.7.2 there is the sum alone, which may be over a limit that the compiler of a TPU keeps.
         (replace(V5E, peak=17 * GIB), "fits: its compiler takes the program, whose totals sum up to 17.0 GiB"),
-        (LEFT_OUT, "left out: RuntimeError: cuDNN not found."),
+        (LEFT_OUT, "not checked: RuntimeError: cuDNN not found."),
         (OnTarget("h100", limit=GIB), "compiles; this compiler reports no totals"),
         (replace(V5E, copies=2 * GIB, state=GIB), "fits: peak 3.1 GiB of 15.75 GiB; 2.00 copies of the state"),
         (
@@ -192,7 +192,7 @@ def test_the_next_slices(name, larger):
             Fact("peak on target", ("v5e",), peaks=(round(18.2 * GIB), round(6.82 * GIB))),
             "the un-nested peak on v5e is 2.67 times the CPU's: 18.2 GiB and 6.8 GiB",
         ),
-        (Fact("left out on target", ("h100",), "RuntimeError: no"), "left out on h100: RuntimeError: no"),
+        (Fact("left out on target", ("h100",), "RuntimeError: no"), "not checked on h100: RuntimeError: no"),
         (
             Fact("nothing on target", ("v5e", "h100"), "no nesting with an outer jit was run"),
             "no program was compiled for v5e, h100: no nesting with an outer jit was run",
@@ -227,7 +227,7 @@ def test_the_line_of_a_test_has_the_worst_program_of_each_target():
     [
         (replace(V5E, peak=2**29), "fits v5e: 512.0 MiB of 15.75 GiB"),
         (REFUSED, "does not fit v5e: more than 15.75 GiB"),
-        (LEFT_OUT, "left out on h100"),
+        (LEFT_OUT, "not checked on h100"),
         (OnTarget("h100", limit=GIB), "compiles for h100"),
     ],
 )
