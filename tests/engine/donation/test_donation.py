@@ -12,6 +12,7 @@ from healthy import FLAX, assign, numbers, rngs
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.xla import pointers
 
 
 class KeepsInDict(nnx.Module):
@@ -308,3 +309,8 @@ def test_an_argument_that_is_called_state_is_donated_where_arguments_are_named(c
     assert found.outcome.verdict == ("held" if copied else "violated"), text(found)
     assert copied or "state['bias'] and average['bias'] share a buffer: XLA refuses to donate it twice" in text(found)
     assert call(averages, state, average, nesting="jit", donate="state").outcome.verdict == "held"
+
+
+def test_an_array_that_found_no_memory_raises_and_does_not_abort_python():
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        pointers.pointers(jnp.zeros((10**11, 64)))
