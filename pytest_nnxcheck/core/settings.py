@@ -99,28 +99,28 @@ class Settings:
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
         kinds.words(invariant_names),
-        "what to check: tracers (none leaks), memory (the peak stays within its budget), donation (donated buffers are reused); if you name them,"
-        f" also {', '.join(OPTIONAL_INVARIANTS)}, and your own",
+        "what to check: tracers (none leaks), memory (the peak stays within its budget), donation (donated buffers are reused); the list replaces"
+        f" these three, and may also have {', '.join(OPTIONAL_INVARIANTS)}, and your own",
         "invariants.md",
     )
     transforms: tuple[str, ...] = _select(
         TRANSFORMS,
         kinds.words(layer_names),
-        f"the transforms of the nestings: {', '.join(TRANSFORMS)}; if you name them, also {', '.join(FURTHER)}, call_first (a plain call before the"
-        " transforms), and those of register_transform",
+        f"the transforms of the nestings: {', '.join(TRANSFORMS)}; the list replaces these, and may also have {', '.join(FURTHER)}, call_first"
+        " (which calls the model once before the rest, in the same program), and those of register_transform",
         "nestings.md#further-transforms",
     )
     styles: tuple[str, ...] = _select(
         STYLES,
         kinds.words(lambda: STYLES),
-        "how a transform gets the module: argument (of nnx.jit, for example), functional (jax.jit over nnx.split), closure (captured by the function"
-        " under nnx.jit), jax_closure (captured by that under jax.jit)",
+        "how a transform gets the module: argument (of nnx.jit, for example), functional (jax.jit over nnx.split), closure (the function under nnx.jit"
+        " captures it), jax_closure (the function under jax.jit captures it)",
         "nestings.md#nestings",
     )
     modes: tuple[str, ...] = _check(
         MODES[:1],
         kinds.words(lambda: MODES),
-        "modes of flax in which every nesting runs: current (the one that flax is set to), and with flax 0.12.7 or newer"
+        "modes of flax in which every nesting runs: current (the one that flax is set to); flax 0.12.7 or newer also has"
         f" {', '.join(MODES[1:])}",
         "modes.md",
         narrows=True,
@@ -128,7 +128,7 @@ class Settings:
     max_depth: int = _select(
         3,
         kinds.whole_number(1),
-        "the most transforms in one nesting, 1 or more; the jit that the sweep puts around a nesting does not count",
+        "the most transforms in one nesting, 1 or more; a jit that --nnx-sweep puts around it does not count",
         "nestings.md#how-much-is-run",
     )
     effort: str = _select(
@@ -147,7 +147,7 @@ class Settings:
     sweep: str = _select(
         EFFORTS["default"]["sweep"],
         kinds.choice(*SWEEPS),
-        "the nestings that always run, before the random ones: probes (the un-nested call, and one nesting of each closure style), singles (each"
+        "the nestings that always run, before the random ones: probes (the un-nested call, and one nesting in each closure style), singles (also each"
         " transform alone, in each style), short (also each transform under jit), chains (also each pair of transforms under jit) or pairs"
         " (also each pair without jit)",
         "nestings.md#how-much-is-run",
@@ -155,7 +155,8 @@ class Settings:
     shortcuts: str = _select(
         "on",
         kinds.SWITCH,
-        "on: a nesting without a jit around it is only traced, unless the trace leaks or the test reads a value; off: every nesting runs",
+        "on: a nesting without a jit around it is traced and not executed, except if the trace leaks or the test reads the numbers of a result; off: every"
+        " nesting is executed",
         "nestings.md#what-is-run-and-what-is-traced",
         narrows=False,
     )
@@ -170,13 +171,13 @@ class Settings:
         None,
         kinds.optional(kinds.BUDGET),
         "the most memory that a program may take at its peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected"
-        " peak (3x); none, the default: 2x + 64 KiB, and no extra copy of the state",
+        " peak (3x); without this option the budget is 2x + 64 KiB, and extra copies of the state fail too",
         "memory.md#a-budget-in-bytes",
     )
     memory_advice: str = _check(
         "note",
         kinds.choice("note", "fail"),
-        "what to do with advice that would save memory in the un-nested call: note (show it with -v and in reports) or fail",
+        "what to do where the un-nested call could take less memory: note (advice with -v and in reports) or fail (the test fails)",
         "memory.md#advice",
     )
     target: tuple[str, ...] = _check(
@@ -202,7 +203,7 @@ class Settings:
     devices: int | None = _check(
         None,
         kinds.optional(kinds.whole_number(1, kinds.MOST_DEVICES)),
-        "the number of devices that a test needs; on the command line and in the ini file, jax also simulates that many CPU devices",
+        "the number of devices that a test needs; if it is given on the command line or in the ini file, jax also simulates that many CPU devices",
         "sharded.md#several-devices",
     )
     on_too_few_devices: str = _check(
@@ -214,8 +215,8 @@ class Settings:
     expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
-        "known failures; a test fails if one of them no longer happens: in the marker a dict of invariants or nestings to reasons, elsewhere the"
-        " path of a TOML file",
+        "known failures: the path of a TOML file, or in the marker a dict from an invariant or a nesting to the reason; a test fails if one of them no"
+        " longer happens",
         "expected_failures.md",
     )
     nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field
@@ -268,8 +269,8 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "watch": _run(
         "off",
         kinds.WATCH,
-        "check unmarked tests for leaked tracers, donated buffers that nothing reuses, programs over the memory budget and copies of the state; fail:"
-        " such a test fails; report: it is only listed; off: no check",
+        "check unmarked tests for leaked tracers, donated buffers that nothing reuses, programs over the memory budget and copies of the state;"
+        " --nnx-watch or =fail: such a test fails; =report: it is only listed; =off: no check",
         "watch.md",
     ),
     "check": _named(
@@ -293,8 +294,8 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "profile": _run(
         None,
         kinds.TEXT._replace(metavar="NAME"),
-        "a named set of settings, the table [tool.pytest-nnxcheck.profiles.NAME] in pyproject.toml; it overrides the ini file, and the marker and the"
-        " command line override it",
+        "a named set of settings, the table [tool.pytest-nnxcheck.profiles.NAME] in pyproject.toml; it wins over the ini file; the marker and the command"
+        " line win over it",
         "settings.md#profiles",
     ),
     "no_cache": _run(

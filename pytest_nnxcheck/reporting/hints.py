@@ -105,10 +105,10 @@ TABLE = {
     "grows": "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size",
     "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
     "not returned": "return the new value of every donated array; do not donate an array that has none, a batch for example",
-    "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, a loop changes it once, and most"
-    " other transforms drop the change",
+    "attribute dropped": "keep the value in an nnx.Variable. {path} is a plain Python attribute: a loop traces its body once, so that"
+    " it changes once, and most other transforms lose the change",
     "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
-    " Python bool, a loop changes it once, and most other transforms drop the change",
+    " Python bool: a loop traces its body once, so that it changes once, and most other transforms lose the change",
     "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), with the other axes that yours has, or nnx.Carry for"
     " the whole module",
     "attribute counted": "keep the value in an nnx.Variable: {path} is a plain Python attribute, and every value of it is compiled anew",

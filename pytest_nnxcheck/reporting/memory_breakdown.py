@@ -49,9 +49,9 @@ def beside(evidence: Evidence, split: Split) -> Iterator[Row]:
     peak, more = format_bytes(evidence.un_nested.peak), split.peak - evidence.un_nested.peak
     if more > 0:
         added = parts(difference(split, evidence.un_nested))
-        yield "un-nested", f"peak {peak}; the nesting adds {format_bytes(more)} ({added})"
+        yield "un-nested", f"peak {peak}, compiled for comparison; the nesting adds {format_bytes(more)} ({added})"
     else:
-        yield "un-nested", f"peak {peak}; the nesting adds nothing to it"
+        yield "un-nested", f"peak {peak}, compiled for comparison; the nesting adds nothing"
 
 
 def difference(after: Split, before: Split) -> dict[str, int]:
@@ -74,9 +74,9 @@ def parts(sizes: dict[str, int]) -> str:
 
 
 def formula(sizes: Mapping[str, int]) -> str:
-    """``arguments 1.0 MiB + temporaries 512 B - reused 4 B``: the sum of some parts of a peak, in words."""
+    """``arguments 1.0 MiB + temporaries 512 B - donated and reused 4 B``: the sum of some parts of a peak, in words."""
     added = " + ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if name != "aliased")
-    return added + (f" - reused {format_bytes(sizes['aliased'])}" if "aliased" in sizes else "")
+    return added + (f" - donated and reused {format_bytes(sizes['aliased'])}" if "aliased" in sizes else "")
 
 
 def where(evidence: Evidence, split: Split) -> Iterator[Row]:
@@ -142,21 +142,21 @@ def buffers(place: PeakLine, evidence: Evidence, least: float) -> list[str]:
 
 
 def counted(text: str, group: list[Buffer]) -> str:
-    """``2 x 512.0 KiB temporary ...   1 of 2 added by the nesting``, where it did not add all or none of them."""
+    """``2 x 512.0 KiB temporary ...   1 of the 2 only under the nesting``, where it did not add all or none of them."""
     times, new = len(group), sum(held.added for held in group)
     return (
         (f"{times} x " if times > 1 else "")
         + text
-        + (f"   {new} of {times} added by the nesting" if 0 < new < times else "")
+        + (f"   {new} of the {times} only under the nesting" if 0 < new < times else "")
     )
 
 
 def describe(held: Buffer) -> str:
-    """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel, through XLA's while, dynamic-slice``."""
+    """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel (while, dynamic-slice)``."""
     text = f"{format_bytes(held.bytes)} {held.kind} {held.shape} {held.operation}"
     if held.name:
         text += f"   {'copy' if held.whole else 'part'} of {listed(held.name, held.joined)}"
-        text += f", through XLA's {', '.join(held.through)}" if held.through else ""
+        text += f" ({', '.join(held.through)})" if held.through else ""
     return text + ("   inserted by XLA for this loop" if held.inserted and held.place else "")
 
 

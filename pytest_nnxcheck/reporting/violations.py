@@ -170,7 +170,11 @@ def budget(bound: Bound, peak: int | None = None) -> Row:
         axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
         asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
         origin = f"memory_budget {asked}{axes}".rstrip()
-    within = "; the peak is within it" if peak is not None and peak <= bound.budget else ""
+    within = (
+        "; the peak is within it, so this is not why the test fails"
+        if peak is not None and peak <= bound.budget
+        else ""
+    )
     return "budget", f"{format_bytes(bound.budget)} ({origin}){within}"
 
 
@@ -236,7 +240,7 @@ def differs(first: data.ValueDiffers) -> str:
     """The summary for the first difference."""
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
-            return f"{first.path}: {difference(first)}"
+            return f"{first.path}: expected {first.want}, as after the same calls un-nested, got {first.have}"
         case "dropped" | "differs" if first.cause == "reference":
             what = "the write was lost" if first.label == "dropped" else "a write was made twice, or lost"
             return f"{first.path}, a reference, has another value than after the same call on arrays: {what}"
@@ -266,10 +270,10 @@ def difference(finding: data.ValueDiffers) -> str:
             return f"{finding.of} {finding.type} was donated, and no new value took its place"
     if not finding.elements:
         return f"expected {finding.want}, got {finding.have}"
-    heading, wrong = f"{finding.of} {finding.type}".strip(), f"{finding.wrong} of {finding.elements} elements"
+    heading, wrong = f"{finding.of} {finding.type}".strip(), f"{finding.wrong} of {finding.elements} elements differ"
     if finding.allowed is None:
-        return f"{heading}   expected {finding.want}, got {finding.have}, {wrong}"
-    values = f"expected {finding.want:.5g}, got {finding.have:.5g}, {wrong}"
+        return f"{heading}   expected {finding.want}, got {finding.have}; {wrong}"
+    values = f"expected {finding.want:.5g}, got {finding.have:.5g}; {wrong}"
     return f"{heading}   largest difference {finding.size:.3g} ({finding.allowed:.2g} allowed): {values}"
 
 

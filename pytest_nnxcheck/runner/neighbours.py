@@ -240,7 +240,5 @@ def rows(around: Around) -> Iterator[tuple[str, str]]:
             "passes",
             f"{', '.join(map(str, around.holds[:SHOWN]))}{more}   (of {counted(around.tried, 'similar nesting')})",
         )
-    elif around.tried:
-        yield "passes", f"none of {counted(around.tried, 'similar nesting')}"
     if len(around.way) > 1:
         yield "steps", ", ".join(f"{step} {STEPS[verdict]}" for step, verdict in around.way)

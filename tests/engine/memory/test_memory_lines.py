@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,7 +74,7 @@ def test_a_copy_that_xla_inserts_for_no_loop_has_none():
     copy = told(found).buffers[0]
     assert (copy.operation, copy.place, copy.inserted) == ("copy", "", True)
     assert rows(found, "line")[0].startswith("inserted by XLA, no line   32.0 KiB")
-    assert "copy of p, through XLA's copy" in rows(found, "buffer")[0]
+    assert "copy of p (copy)" in rows(found, "buffer")[0]
 
 
 # Captured constants
@@ -276,7 +278,7 @@ def test_a_mask_that_numpy_makes_in_the_call_is_kept_nowhere():
     assert report.violations[0].hint == hints.hint("constant of the call")
     assert "the call captures 144.0 KiB of constants" in flat(str(report))
     # In a closure no constants are judged: it is no way out.
-    assert "passes none of 1 similar nesting" in flat(str(report))
+    assert not re.search("^  passes ", str(report), re.MULTILINE)
 
 
 @pytest.mark.parametrize("cured", [Causal(jnp_lower), Causal(kept=jnp_lower(384))], ids=["jnp", "Variable"])

@@ -200,7 +200,7 @@ def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
     found = call(step, *mixed_step(), nesting="jit[functional]", invariants="parity", donate="none")
     assert "model.steps kept its old value: the update was dropped" in text(found)
     assert "largest difference 1 (" in text(found)
-    assert "): expected 1, got 0, 1 of 1 elements" in text(found)
+    assert "): expected 1, got 0; 1 of 1 elements differ" in text(found)
     assert "first.bias" not in "".join(row for _, row in found.outcome.violations[0].details)
 
 
@@ -233,7 +233,7 @@ def in_tree_mode(monkeypatch):
 @pytest.mark.usefixtures("in_tree_mode")
 def test_a_flag_that_a_layer_drops_is_told_with_what_chooses_in_its_place():
     found = call(Starts(plain=True), X, nesting="jit", invariants="parity")
-    assert "model.started: expected True, got False" in text(found)
+    assert "model.started: expected True, as after the same calls un-nested, got False" in text(found)
     assert hints.hint("flag dropped", path="model.started") in text(found)
 
 
