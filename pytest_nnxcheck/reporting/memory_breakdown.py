@@ -49,9 +49,9 @@ def beside(evidence: Evidence, split: Split) -> Iterator[Row]:
     peak, more = format_bytes(evidence.un_nested.peak), split.peak - evidence.un_nested.peak
     if more > 0:
         added = parts(difference(split, evidence.un_nested))
-        yield "un-nested", f"peak {peak}, compiled for comparison; the nesting adds {format_bytes(more)} ({added})"
+        yield "un-nested", f"peak {peak}, compiled for comparison and not judged; the nesting adds {format_bytes(more)} ({added})"
     else:
-        yield "un-nested", f"peak {peak}, compiled for comparison; the nesting adds nothing"
+        yield "un-nested", f"peak {peak}, compiled for comparison and not judged; the nesting adds nothing"
 
 
 def difference(after: Split, before: Split) -> dict[str, int]:
@@ -74,9 +74,9 @@ def parts(sizes: dict[str, int]) -> str:
 
 
 def formula(sizes: Mapping[str, int]) -> str:
-    """``arguments 1.0 MiB + temporaries 512 B - donated and reused 4 B``: the sum of some parts of a peak, in words."""
+    """``arguments 1.0 MiB + temporaries 512 B - 4 B donated and reused``: the sum of some parts of a peak, in words."""
     added = " + ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if name != "aliased")
-    return added + (f" - donated and reused {format_bytes(sizes['aliased'])}" if "aliased" in sizes else "")
+    return added + (f" - {format_bytes(sizes['aliased'])} donated and reused" if "aliased" in sizes else "")
 
 
 def where(evidence: Evidence, split: Split) -> Iterator[Row]:
@@ -142,12 +142,12 @@ def buffers(place: PeakLine, evidence: Evidence, least: float) -> list[str]:
 
 
 def counted(text: str, group: list[Buffer]) -> str:
-    """``2 x 512.0 KiB temporary ...   1 of the 2 only under the nesting``, where it did not add all or none of them."""
+    """``2 x 512.0 KiB temporary ...   1 of the 2 also in the un-nested program``, where it did not add all or none of them."""
     times, new = len(group), sum(held.added for held in group)
     return (
         (f"{times} x " if times > 1 else "")
         + text
-        + (f"   {new} of the {times} only under the nesting" if 0 < new < times else "")
+        + (f"   {times - new} of the {times} also in the un-nested program" if 0 < new < times else "")
     )
 
 

@@ -72,7 +72,7 @@ def test_the_same_line_is_held_against_the_un_nested_program():
     assert [(each.added, each.bytes) for each in known.buffers if each.whole] == [(False, size), (True, size)]
     # The un-nested program holds one copy of all layers, and what a step takes out of it.
     assert size < known.places[0].un_nested < 1.1 * size
-    assert "1 of the 2 only under the nesting" in rows(found, "buffer")[0]
+    assert "1 of the 2 also in the un-nested program" in rows(found, "buffer")[0]
     assert (
         f"{memory_breakdown.format_bytes(known.places[0].un_nested)} in the un-nested program" in rows(found, "line")[0]
     )
