@@ -107,7 +107,7 @@ class Settings:
         TRANSFORMS,
         kinds.words(layer_names),
         f"the transforms of the nestings: {', '.join(TRANSFORMS)}; the list replaces these, and may also have {', '.join(FURTHER)}, call_first"
-        " (which calls the model once before the rest, in the same program), and those of register_transform",
+        " (one more call before, in the same program), and those of register_transform",
         "nestings.md#further-transforms",
     )
     styles: tuple[str, ...] = _select(
@@ -120,15 +120,15 @@ class Settings:
     modes: tuple[str, ...] = _check(
         MODES[:1],
         kinds.words(lambda: MODES),
-        "modes of flax in which every nesting runs: current (the one that flax is set to); flax 0.12.7 or newer also has graph, graph_no_updates (no object is"
-        " updated through an argument), tree, and ref (tree, with the Variables of the model in jax.Ref)",
+        "modes of flax in which every nesting runs: current (the one that flax is set to); flax 0.12.7 or newer also has graph, graph_no_updates (graph with"
+        " graph_updates=False), tree, and ref (tree, with the Variables of the model in jax.Ref)",
         "modes.md",
         narrows=True,
     )
     max_depth: int = _select(
         3,
         kinds.whole_number(1),
-        "the most transforms in one nesting, 1 or more; an outermost jit that --nnx-sweep adds does not count",
+        "the most transforms in one nesting, 1 or more; an outermost jit that the plugin adds does not count",
         "nestings.md#how-much-is-run",
     )
     effort: str = _select(
@@ -147,7 +147,7 @@ class Settings:
     sweep: str = _select(
         EFFORTS["default"]["sweep"],
         kinds.choice(*SWEEPS),
-        "the nestings that always run, before the random ones: probes (the un-nested call, and a few nestings that capture the module), singles (also each"
+        "the nestings that always run, before the random ones: probes (the un-nested call, and a few nestings in the styles closure and jax_closure), singles (also each"
         " transform alone, in each style), short (also each transform under jit), chains (also each pair of transforms under jit) or pairs"
         " (also each pair without jit)",
         "nestings.md#how-much-is-run",
@@ -163,15 +163,15 @@ class Settings:
     all: str = _select(
         "off",
         kinds.FLAG,
-        "run the whole sweep, even after a nesting has failed; without this option, only nestings like that one still run",
+        "run the whole sweep; without this option it ends after a nesting has failed",
         "nestings.md#nestings",
         narrows=False,
     )
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
         kinds.optional(kinds.BUDGET),
-        "the most memory that a program may take at its peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (3x); without"
-        " this option 2x + 64 KiB, and extra copies of the state fail too",
+        "the most memory that a program may take at its peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (3x); with this"
+        " option, extra copies of the state do not fail (default: 2x + 64 KiB, and extra copies fail)",
         "memory.md#a-budget-in-bytes",
     )
     memory_advice: str = _check(
@@ -215,8 +215,8 @@ class Settings:
     expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
-        "a TOML file of known failures, or in the marker a dict: its keys are invariants or nestings, its values are reasons; a test fails if a known"
-        " failure no longer happens",
+        "known failures: in the marker a dict of reasons, whose keys are invariants or nestings; elsewhere a TOML file with such a table for each"
+        " test; a test fails if a known failure no longer happens",
         "expected_failures.md",
     )
     nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field

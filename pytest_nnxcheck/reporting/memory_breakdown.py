@@ -49,9 +49,12 @@ def beside(evidence: Evidence, split: Split) -> Iterator[Row]:
     peak, more = format_bytes(evidence.un_nested.peak), split.peak - evidence.un_nested.peak
     if more > 0:
         added = parts(difference(split, evidence.un_nested))
-        yield "un-nested", f"peak {peak}, compiled for comparison and not judged; the nesting adds {format_bytes(more)} ({added})"
+        yield (
+            "un-nested",
+            f"peak {peak}, if the same call is compiled without the nesting; the nesting adds {format_bytes(more)} ({added})",
+        )
     else:
-        yield "un-nested", f"peak {peak}, compiled for comparison and not judged; the nesting adds nothing"
+        yield "un-nested", f"peak {peak}, if the same call is compiled without the nesting, which adds nothing"
 
 
 def difference(after: Split, before: Split) -> dict[str, int]:
@@ -152,11 +155,11 @@ def counted(text: str, group: list[Buffer]) -> str:
 
 
 def describe(held: Buffer) -> str:
-    """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel (while, dynamic-slice)``."""
+    """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel (XLA: while, dynamic-slice)``."""
     text = f"{format_bytes(held.bytes)} {held.kind} {held.shape} {held.operation}"
     if held.name:
         text += f"   {'copy' if held.whole else 'part'} of {listed(held.name, held.joined)}"
-        text += f" ({', '.join(held.through)})" if held.through else ""
+        text += f" (XLA: {', '.join(held.through)})" if held.through else ""
     return text + ("   inserted by XLA for this loop" if held.inserted and held.place else "")
 
 

@@ -156,7 +156,10 @@ def totals(figures: Figures) -> list[Row]:
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {memory_breakdown.formula(split.parts)}"),
         budget(figures.bound, split.peak),
-        ("expected", f"{format_bytes(figures.bound.expected)}, computed from the un-nested program"),
+        (
+            "expected",
+            f"{format_bytes(figures.bound.expected)}: the un-nested peak, and what the axes of the nesting add",
+        ),
         ("state", format_bytes(figures.state)),
     ]
     return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
@@ -240,7 +243,7 @@ def differs(first: data.ValueDiffers) -> str:
     """The summary for the first difference."""
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
-            return f"{first.path}: expected {first.want}, as after the same calls un-nested, got {first.have}"
+            return f"{first.path}: expected {first.want}, as after the same calls un-nested (a loop makes one in each step), got {first.have}"
         case "dropped" | "differs" if first.cause == "reference":
             what = "the write was lost" if first.label == "dropped" else "a write was made twice, or lost"
             return f"{first.path}, a reference, has another value than after the same call on arrays: {what}"

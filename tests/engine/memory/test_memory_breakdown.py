@@ -38,7 +38,7 @@ def test_4871_is_told_by_the_copy_and_the_line_of_the_scan(nesting):
     (where, *_), (buffer, *_) = rows(found, "line"), rows(found, "buffer")
     assert where.startswith(f"{SCAN_4871} ")
     assert "100 % of the temporaries" in where
-    assert "copy of model.blocks.param (while, dynamic-slice, dynamic-update-slice)" in buffer
+    assert "copy of model.blocks.param (XLA: while, dynamic-slice, dynamic-update-slice)" in buffer
     shown = (Path(__file__).parents[3] / "docs" / "memory.md").read_text()
     for label, (row, *_) in {label: rows(found, label) for label in ("un-nested", "line", "buffer")}.items():
         assert f"{label:<11} {row}".replace(near(bugs.__file__), "bugs.py") in shown
@@ -59,7 +59,7 @@ def test_the_live_form_of_4871_is_told_by_the_copy_and_the_line_of_the_scan(nest
     assert broken(found) == ["memory"]
     assert min(attributed(found, "model.layers.kernel", SCAN)) >= 0.95
     assert rows(found, "line")[0].startswith(f"{SCAN} (called from {line(bugs.ScanOverRemat.__call__, 'return')}")
-    assert "copy of model.layers.kernel (while, dynamic-slice, dynamic-update-slice)" in rows(found, "buffer")[0]
+    assert "copy of model.layers.kernel (XLA: while, dynamic-slice, dynamic-update-slice)" in rows(found, "buffer")[0]
 
 
 # What the nesting added

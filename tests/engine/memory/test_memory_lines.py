@@ -74,7 +74,7 @@ def test_a_copy_that_xla_inserts_for_no_loop_has_none():
     copy = told(found).buffers[0]
     assert (copy.operation, copy.place, copy.inserted) == ("copy", "", True)
     assert rows(found, "line")[0].startswith("inserted by XLA, no line   32.0 KiB")
-    assert "copy of p (copy)" in rows(found, "buffer")[0]
+    assert "copy of p (XLA: copy)" in rows(found, "buffer")[0]
 
 
 # Captured constants

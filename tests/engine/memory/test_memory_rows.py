@@ -43,7 +43,10 @@ KNOWN = Evidence(
 
 def test_the_story_of_a_copy():
     assert memory_breakdown.rows(KNOWN) == (
-        ("un-nested", "peak 17.0 MiB, compiled for comparison and not judged; the nesting adds 8.0 MiB (temporaries +8.0 MiB)"),
+        (
+            "un-nested",
+            "peak 17.0 MiB, if the same call is compiled without the nesting; the nesting adds 8.0 MiB (temporaries +8.0 MiB)",
+        ),
         (
             "line",
             "model.py:12 (called from model.py:20, test.py:5)   16.0 MiB, 94 % of the temporaries; 8.0 MiB in the un-nested program",
@@ -52,7 +55,7 @@ def test_the_story_of_a_copy():
             "buffer",
             (
                 "2 x 8.0 MiB temporary float32[8,512,512] dynamic_update_slice   copy of model.kernel"
-                " (while, dynamic-slice, dynamic-update-slice)   1 of the 2 also in the un-nested program"
+                " (XLA: while, dynamic-slice, dynamic-update-slice)   1 of the 2 also in the un-nested program"
             ),
         ),
         ("line", "model.py:30   1.0 MiB, 6 % of the temporaries; not in the un-nested program"),
