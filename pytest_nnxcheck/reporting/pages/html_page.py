@@ -164,7 +164,7 @@ def _matrix(tests: Numbered, bounds: list[str]) -> Html | str:
         return ""
     nestings = (nesting for _, record in tests for nesting in record["nestings"])
     targets = list(dict.fromkeys(on["target"] for nesting in nestings for on in nesting["targets"]))
-    hint = "A square is one nesting, in the column of its outermost layer. Choose one to see its cause."
+    hint = "A square is one nesting, in the column of its outermost transform. Choose one to see its cause."
     head = tag("thead", tag("tr", [tag("th", name, scope="col") for name in ("test", *columns, *targets)]))
 
     def grid(tests: Numbered) -> Html:
@@ -319,6 +319,6 @@ def _failure(record: Records) -> Html:
     message = tag("pre", record["test"]["message"], class_="message", tabindex=0)
     if shown is None or not shown["violations"]:
         return tag("div", message, class_="failure")
-    head = tag("p", "Smallest nesting that breaks: ", tag("code", shown["nesting"]), class_="smallest")
+    head = tag("p", "Smallest nesting that fails: ", tag("code", shown["nesting"]), class_="smallest")
     raw = tag("details", tag("summary", "Message of pytest"), message, class_="raw")
     return tag("div", head, cause(shown, unfolded=False), raw, class_="failure")
