@@ -134,10 +134,9 @@ def _read(text: str) -> Named:
         raise SettingError(
             f"{origin}: {text!r} is a file, write its module: {guess or 'module'}:{path.strip(':') or 'Name'}"
         )
+    problem = "is not a module and a name" if colon else "has no colon"
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
-        raise SettingError(
-            f"{origin}: {text!r} names nothing, write package.module:Name, or package.module:Class.method"
-        )
+        raise SettingError(f"{origin}: {text!r} {problem}, write package.module:Name, or package.module:Class.method")
     if bracket and not rest.endswith(")"):
         raise SettingError(
             f"{origin}: {text!r} has no ')' at its end, write {name} with {flag('inputs')} or {flag('build')}"
@@ -180,13 +179,13 @@ def _input(text: str, origin: str) -> Input:
         try:
             return Input(repr(ast.literal_eval(value)), name)
         except (SyntaxError, ValueError):
-            raise SettingError(f"{origin}: {text!r} is no input, {_NOTATION}") from None
+            raise SettingError(f"{origin}: cannot read the input {text!r}, {_NOTATION}") from None
     word, sizes = array.groups() if array else ("key", "")
     try:
-        dtype = _DTYPES.get(word) or one_of("dtype", word, [*_DTYPES, *_DTYPES.values(), "key"])
+        dtype = _DTYPES.get(word) or one_of("dtype", word, dict.fromkeys([*_DTYPES, *_DTYPES.values(), "key"]))
     except Unreadable as error:
         raise SettingError(f"{origin}: {text!r} has an {error}") from None
     if not re.fullmatch(r"(\s*\d+\s*(,\s*\d+\s*)*,?)?\s*", sizes, re.ASCII):
-        raise SettingError(f"{origin}: {text!r} has no shape of whole numbers, {_NOTATION}")
+        raise SettingError(f"{origin}: {text!r} needs a shape of numbers from 0 on, {_NOTATION}")
     shape = tuple(map(int, re.findall(r"\d+", sizes)))
     return Input(f"{word}[{','.join(map(str, shape))}]" if array else word, name, dtype, shape)

@@ -89,6 +89,12 @@ def _guarded(text: str, named: Named) -> ast.Module:
     built = getattr(holder, name)
     call = ast.Call(ast.Name(_GUARD, ast.Load()), [built], [])
     setattr(holder, name, ast.copy_location(call, built))
+    # The frames between the test and the user's code. A lambda has no variables but its arguments.
+    if named.abstract:
+        holder.args = ast.parse("lambda __tracebackhide__=True: 0", mode="eval").body.args  # type: ignore[attr-defined]
+    for function in (node for helper in tree.body[:-1] for node in ast.walk(helper)):
+        if isinstance(function, ast.FunctionDef):
+            function.body[:0] = ast.parse("__tracebackhide__ = True").body
     return ast.fix_missing_locations(tree)
 
 
@@ -108,7 +114,8 @@ def source(named: Named, found: Found) -> str:
         ]
     else:
         case = f"shapes_of(lambda: {built})" if named.abstract else built
-        lines = [f"subject, *inputs = {case}", "nnx_wrap(subject)(*inputs)"]
+        called = f"subject.{found.method}" if found.method else "subject"
+        lines = [f"subject, *inputs = {case}", f"nnx_wrap({called})(*inputs)"]
     helper = _SHAPES_OF if "shapes_of" in lines[0] else ""
     text = f"{helper}\n\ndef {_test_name(found)}(nnx_wrap):\n" + "".join(f"    {line}\n" for line in lines)
     own, module = sorted(names - _IMPORTS.keys()), sys.modules[named.module]
@@ -126,7 +133,12 @@ def _test_name(found: Found) -> str:
 
 def _is_one(named: Named, found: Found) -> bool:
     """True if the subject alone is built, and its inputs are those of the command line."""
-    return isinstance(found.builder, type) or bool(named.inputs)
+    return bool(named.inputs) or (isinstance(found.builder, type) and not _is_case(named.build))
+
+
+def _is_case(build: str) -> bool:
+    """True if an expression is written as ``(subject, *inputs)``."""
+    return bool(build) and isinstance(ast.parse(build, mode="eval").body, ast.Tuple | ast.List)
 
 
 def _call(named: Named, found: Found) -> str:
@@ -137,7 +149,11 @@ def _call(named: Named, found: Found) -> str:
     rngs = "rngs=nnx.Rngs(0)" if "rngs" in [each.name for each in parameters] else ""
     if asked:
         given = ", ".join([*(f"{name}=..." for name in asked), *filter(None, [rngs])])
-        raise named.error(f"{found.path} asks for {', '.join(asked)}: write {flag('build')} '{found.path}({given})'")
+        advice = f"write {flag('build')} '{found.path}({given})'"
+        if not _is_one(named, found):
+            case = ", ".join([found.path, *(each.name for each in parameters if each.default is each.empty)])
+            advice = f"write {flag('build')} '({case})', or '{found.path}({given})' if it returns (subject, *inputs)"
+        raise named.error(f"{found.path} asks for {', '.join(asked)}: {advice}")
     return f"{found.path}({rngs})"
 
 
@@ -181,7 +197,8 @@ def _import(named: Named) -> ModuleType:
         if missing != named.module and not named.module.startswith(f"{missing}."):
             raise  # by the module, which is there
     parent, _, last = missing.rpartition(".")
-    folders = getattr(sys.modules.get(parent), "__path__", []) if parent else None
+    # Of the modules at top level those of this folder: the others are those of other people.
+    folders = getattr(sys.modules.get(parent), "__path__", []) if parent else [str(Path.cwd())]
     near = _near(last, [each.name for each in pkgutil.iter_modules(folders)], every=parent != "")
     raise named.error(f"there is no module {missing}, here or installed{near}")
 
@@ -216,10 +233,10 @@ def _refuse_inputs(named: Named, found: Found) -> None:
     if function is None:
         there = vars(found.builder).items()
         methods = [name for name, value in there if inspect.isfunction(value) and not name.startswith("_")]
-        example = methods[0] if methods else "decode"
-        raise named.error(
-            f"a {found.path} has no {method}{_near(method, methods)}; name a method, as {named.name}.{example}"
-        )
+        example = f"; name a method, as {named.name}.{methods[0]}" if methods else ", and no public method of its own"
+        raise named.error(f"a {found.path} has no {method}{_near(method, methods)}{example}")
+    if not _is_one(named, found):
+        return
     try:
         positional = [each for each in named.inputs if not each.name]
         inspect.signature(function).bind(found, *positional, **{each.name: each for each in named.inputs if each.name})
@@ -239,19 +256,20 @@ def _guard(named: Named, found: Found) -> Callable[[Any], Any]:
 
     def guard(built: Any) -> Any:
         kind = f"a value of type {type(built).__qualname__}"
-        advice = f"return (subject, *inputs), or give the inputs of a model by {flag('inputs')}"
+        gives, write = (f"{flag('build')} gives", "write") if named.build else ("it returns", "return")
+        advice = f"{write} (subject, *inputs), or give the inputs of a model by {flag('inputs')}"
         if _is_one(named, found):
             if not callable(built) and not found.method:
                 raise named.error(
-                    f"it returns {kind}, which cannot be called: with {flag('inputs')} return the model alone"
+                    f"{gives} {kind}, which cannot be called: with {flag('inputs')} {write} the model alone"
                 )
         elif not isinstance(built, tuple | list):
-            raise named.error(f"it returns {kind}: {advice}")
-        elif not built or not callable(built[0]):
-            raise named.error(f"the first value that it returns cannot be called: {advice}")
+            raise named.error(f"{gives} {kind}: {advice}")
+        elif not built or not (found.method or callable(built[0])):
+            raise named.error(f"the first value that {gives} cannot be called: {advice}")
         elif named.abstract and (inspect.ismethod(built[0]) or isinstance(built[0], functools.partial)):
             raise named.error(
-                f"with {flag('abstract')} return a module, or a function that takes its modules as arguments"
+                f"with {flag('abstract')} {write} a module, or a function that takes its modules as arguments"
             )
         return built
 

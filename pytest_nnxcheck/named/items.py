@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import ModuleType
 
@@ -75,6 +76,9 @@ class NamedModule(pytest.Module):
                 continue
             except Exception as error:
                 error.__traceback__ = generated.users_part(error.__traceback__)
+                if error.__traceback__ is None:  # no line of the module ran, as with a syntax error
+                    problems.append("".join(traceback.format_exception_only(error)).rstrip())
+                    continue
                 raise
             # Where pytest looks for the function of an item.
             setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(test))

@@ -17,6 +17,7 @@ from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import is_test_case
+from pytest_nnxcheck.walk.raw_access import class_name
 from pytest_nnxcheck.watch import donation, leftovers, message, roots
 from pytest_nnxcheck.watch.donation import UnusedBuffers
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
@@ -27,6 +28,8 @@ from pytest_nnxcheck.watch.roots import Root
 
 TITLE = "nnx watch"
 _WIRE = "nnx_watch"
+_PATCHES = ("MonkeyPatch", "MockerFixture")
+"""Types of fixtures that change the names of modules until a test is torn down."""
 _result = pytest.StashKey[dict[str, Any]]()
 
 
@@ -127,7 +130,13 @@ class WatchHooks:
     def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
         if not leftovers.can_be_there():
             return Look()
-        return leftovers.look(self._roots(item, set_up_before), roots.of_other_tests(item.instance), self.reported)
+        files = roots.files_of_test(item.function, item.instance, item.module.__name__)
+        # What code outside of the test's file keeps may be the test's own for as long as it is patched.
+        is_patched = any(class_name(type(value)) in _PATCHES for value in self.fixtures.values())
+        others = roots.of_other_tests(item.instance)
+        return leftovers.look(
+            self._roots(item, set_up_before), others, self.reported, files=None if is_patched else files
+        )
 
     def _roots(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> list[Root]:
         """The objects that the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""

@@ -1,4 +1,4 @@
-"""Tracers that graph nodes hold after a test, and Variables of a trace that has ended: by one walk from the roots of the test."""
+"""Tracers that graph nodes, or code outside of the test's file, hold after a test, and Variables of a trace that has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
-from pytest_nnxcheck.watch.roots import Root
+from pytest_nnxcheck.watch.roots import Root, code_by_file
 
 MOST_OBJECTS = 20_000
 """The fuse of one walk: a fixture may hold a data set. The largest of 48 real models has 874 objects."""
@@ -61,9 +61,15 @@ def can_be_there() -> bool:
     return "flax.nnx" in sys.modules
 
 
-def look(roots: Iterable[Root], left_out: tuple[object, ...] = (), reported: Reported | None = None) -> Look:
+def look(
+    roots: Iterable[Root],
+    left_out: tuple[object, ...] = (),
+    reported: Reported | None = None,
+    files: frozenset[str] | None = None,
+) -> Look:
     """Walk from the roots, while no trace is under way: every tracer in a graph node is then one of a trace that has ended.
 
+    ``files`` are the modules of the test: what the code of other modules keeps is looked at too. `None` looks at graph nodes alone.
     Garbage is collected only where something was not ``reported`` yet: in a large process that takes a second.
 
     A suite without flax has no graph nodes: nothing is imported for it. Of a model that is gone the class is there still, with what its code
@@ -78,18 +84,24 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = (), reported: Rep
     def has_new(seen: Look) -> bool:
         return not all(reported.holds(value) for value, _ in seen.leftovers)
 
-    return without_garbage(lambda: _look(roots, left_out), has_new, OLD)
+    return without_garbage(lambda: _look(roots, left_out, files), has_new, OLD)
 
 
-def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
+def _look(roots: tuple[Root, ...], left_out: tuple[object, ...], files: frozenset[str] | None) -> Look:
     from pytest_nnxcheck.compat import variables
     from pytest_nnxcheck.walk.walk import walk
 
     seen = walk(roots, MOST_OBJECTS, left_out)
     kinds = {path: variables.kind_of(type(node)) for path, node in seen.nodes}
     leftovers: list[tuple[object, Leftover]] = []
-    # From the nodes alone: what else leads to a tracer is the test's own.
-    for leaked in walk(seen.nodes, MOST_OBJECTS, left_out).tracers if seen.tracers else ():
+    # From the nodes and the code of other files alone: what else leads to a tracer is the test's own.
+    tracers = [*walk(seen.nodes, MOST_OBJECTS, left_out).tracers] if seen.tracers else []
+    if seen.tracers and files is not None:
+        own, others = code_by_file(seen.seen.values(), files)
+        known = {id(leaked.tracer) for leaked in tracers}
+        kept = walk(others, MOST_OBJECTS, (*left_out, *own, *(value for _, value in roots))).tracers
+        tracers += [leaked for leaked in kept if id(leaked.tracer) not in known]
+    for leaked in tracers:
         leak = Leak(
             path=leaked.path,
             holder=leaked.holder,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
-from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, code_names, mro, top_package
+from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, code_names, is_library, mro, top_package
 
 Root = tuple[str, object]
 
@@ -37,6 +37,38 @@ def of_other_tests(instance: object) -> tuple[object, ...]:
     if instance is None:
         return ()
     return (instance, *(cls for cls in mro(type(instance)) if top_package(cls) not in LIBRARIES))
+
+
+def files_of_test(function: object, instance: object, module: str) -> frozenset[str]:
+    """The names of the modules that a test is written in: its own, and those of the classes that it inherits from."""
+    return frozenset((module, *(_written(code)[0] for code in (*bodies(function), *of_other_tests(instance)[1:]))))
+
+
+def code_by_file(objects: Iterable[object], files: frozenset[str]) -> tuple[list[object], list[Root]]:
+    """The functions and classes that are written in ``files``, and those of the user's other modules.
+
+    Of the others those at module level alone: what a function makes ends with the test.
+    """
+    own, others = list[object](), list[Root]()
+    for value in objects:
+        file, name = _written(value)
+        if file in files:
+            own.append(value)
+        elif file and not is_library(file) and "<locals>" not in name:
+            others.append((name, value))
+    return own, others
+
+
+def _written(value: Any) -> tuple[str, str]:
+    """The module and the qualified name of a function or a class; empty for anything else."""
+    file: object
+    if type(value) is FunctionType:
+        file, name = value.__module__, value.__qualname__
+    elif issubclass(type(value), type):
+        file, name = class_dict(value).get("__module__"), class_dict(type)["__qualname__"].__get__(value)
+    else:
+        return "", ""
+    return (file if type(file) is str else ""), name
 
 
 def _of_instance(instance: object, names: set[str]) -> Iterator[Root]:

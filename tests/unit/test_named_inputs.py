@@ -109,9 +109,9 @@ def test_the_same_check_twice_is_one():
 
 
 WRONG = [
-    ([(CHECK, "models")], "option --nnx-check: 'models' names nothing, write package.module:Name"),
-    ([(CHECK, "models:")], "option --nnx-check: 'models:' names nothing"),
-    ([(CHECK, "a-b:C")], "option --nnx-check: 'a-b:C' names nothing"),
+    ([(CHECK, "models")], "option --nnx-check: 'models' has no colon, write package.module:Name"),
+    ([(CHECK, "models:")], "option --nnx-check: 'models:' is not a module and a name, write package.module:Name"),
+    ([(CHECK, "a-b:C")], "option --nnx-check: 'a-b:C' is not a module and a name"),
     ([(CHECK, "src/models.py::Block")], "'src/models.py::Block' is a file, write its module: src.models:Block"),
     ([(CHECK, "models.py")], "'models.py' is a file, write its module: models:Name"),
     ([(CHECK, "a:B(f32(8)")], "is not an expression of Python"),
@@ -122,10 +122,14 @@ WRONG = [
         [(CHECK, "a:B"), (INPUTS, "fp32[8]")],
         "option --nnx-inputs: 'fp32\\[8\\]' has an unknown dtype 'fp32', did you mean 'f32'",
     ),
-    ([(CHECK, "a:B"), (INPUTS, "f32[B,8]")], "'f32\\[B,8\\]' has no shape of whole numbers, write f32\\[8,64\\]"),
-    ([(CHECK, "a:B"), (INPUTS, "f32[-1]")], "has no shape of whole numbers"),
-    ([(CHECK, "a:B"), (INPUTS, "f32[8],i32[8]")], "is no input, write f32\\[8,64\\], .*with ';' between several"),
-    ([(CHECK, "a:B"), (INPUTS, "f32")], "'f32' is no input"),
+    ([(CHECK, "a:B"), (INPUTS, "zz[8]")], "write one of .*bf16, c64, bool, float16, .*complex64, key"),
+    ([(CHECK, "a:B"), (INPUTS, "f32[B,8]")], "'f32\\[B,8\\]' needs a shape of numbers from 0 on, write f32\\[8,64\\]"),
+    ([(CHECK, "a:B"), (INPUTS, "f32[-1]")], "needs a shape of numbers from 0 on"),
+    (
+        [(CHECK, "a:B"), (INPUTS, "f32[8],i32[8]")],
+        "cannot read the input 'f32\\[8\\],i32\\[8\\]', write f32\\[8,64\\], .*with ';' between several",
+    ),
+    ([(CHECK, "a:B"), (INPUTS, "f32")], "cannot read the input 'f32'"),
     ([(CHECK, "a:B"), (BUILD, "B(")], "option --nnx-build: 'B\\(' is not an expression of Python"),
 ]
 

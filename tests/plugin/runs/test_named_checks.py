@@ -42,6 +42,10 @@ class Quiet(nnx.Module):
         return x
 
 
+class Bare(nnx.Module):
+    """Has no method."""
+
+
 def step(model, x):
     return model(x).sum()
 
@@ -153,9 +157,18 @@ def test_a_constructor_that_asks_for_more_is_given_it_by_build(named):
     result.stdout.fnmatch_lines(["nnx-check::models:Wide(Wide(8, rngs=nnx.Rngs(0));f32(2,8))  *"])
 
 
-def test_build_may_make_the_whole_case(named):
+def test_build_may_make_the_whole_case_of_a_function_a_class_and_a_method(named):
     whole = "--nnx-build=(step, Block(nnx.Rngs(0)), jnp.ones((5, 4)))"
-    named("--nnx-check=models:step", whole, JIT).assert_outcomes(passed=1)
+    block = "--nnx-build=(Block(nnx.Rngs(0)), jnp.ones((5, 4)))"
+    quiet = "--nnx-build=[Quiet(), jnp.ones((5, 4))]"
+    checks = [("step", whole), ("Block", block), ("Block.decode", block), ("Quiet.encode", quiet)]
+    typed = [word for name, build in checks for word in (f"--nnx-check=models:{name}", build)]
+    result = named(*typed, JIT)
+    result.assert_outcomes(passed=4)
+    ids = [line.partition("  ")[0] for line in result.outlines if "1 nesting: 1 passed" in line]
+    named(ids[-1], JIT).assert_outcomes(passed=1)
+    named(*typed, JIT, TIGHT).assert_outcomes(failed=4)
+    named(*typed, JIT, "--nnx-abstract").assert_outcomes(passed=4)
 
 
 LARGE = """
@@ -292,9 +305,12 @@ def test_a_run_without_the_checks_does_not_call_their_entries_stale(named, pytes
 
 
 STOPPED = [
-    (["--nnx-check=models"], "ERROR: option --nnx-check: 'models' names nothing, write package.module:Name*"),
+    (["--nnx-check=models"], "ERROR: option --nnx-check: 'models' has no colon, write package.module:Name*"),
     (["--nnx-inputs=f32[2]"], "ERROR: option --nnx-inputs needs a check: add --nnx-check package.module:Name"),
-    ([*BLOCK, "--nnx-inputs=f32(x)"], "ERROR: option --nnx-inputs: 'f32(x)' has no shape of whole numbers, write *"),
+    (
+        [*BLOCK, "--nnx-inputs=f32(x)"],
+        "ERROR: option --nnx-inputs: 'f32(x)' needs a shape of numbers from 0 on, write *",
+    ),
 ]
 
 
@@ -310,11 +326,14 @@ REFUSED = {
     "models:Blok": "models has no 'Blok', did you mean 'Block'?",
     "models:Block.decod": "Block has no 'decod', did you mean 'decode'?",
     "modls:Block": "there is no module modls, here or installed, did you mean 'models'?",
+    "flx:Block": "there is no module flx, here or installed",
     "models.inner:Block": "there is no module models.inner, here or installed*",
     "models:Wide": "Wide asks for features: write --nnx-build 'Wide(features=..., rngs=nnx.Rngs(0))'",
     "models:Block": "Block.__call__ takes x, scale; write --nnx-inputs 'f32[[]8,64]', say (missing a required argument: 'x')",
     "models:Quiet": "a Quiet has no __call__; it has encode; name a method, as models:Quiet.encode",
-    "models:step": "step asks for model, x: write --nnx-build 'step(model=..., x=...)'",
+    "models:Bare": "a Bare has no __call__, and no public method of its own",
+    "models:step": "step asks for model, x: write --nnx-build '(step, model, x)',"
+    " or 'step(model=..., x=...)' if it returns (subject, [*]inputs)",
     "models:model": "model is a value of type Block: name a class, or write a function that returns (subject, [*]inputs)",
 }
 
@@ -355,6 +374,15 @@ RETURNS = {
         "models:case",
         INPUTS,
     ): "it returns a value of type tuple, which cannot be called: with --nnx-inputs return the model alone",
+    (
+        "models:Block",
+        INPUTS,
+        "--nnx-build=3",
+    ): "--nnx-build gives a value of type int, which cannot be called: with --nnx-inputs write the model alone",
+    (
+        "models:Block",
+        "--nnx-build=(3, 4)",
+    ): "the first value that --nnx-build gives cannot be called: write (subject, [*]inputs)*",
 }
 
 
@@ -392,13 +420,16 @@ def test_shapes_that_do_not_fit_show_the_users_line_and_what_the_call_got(named)
 
 
 @pytest.mark.parametrize(
-    "name, error", [("raising", "ValueError: no such dataset"), ("breaks", "KeyError: 'of the user'")]
+    "name, options",
+    [("breaks", []), ("raising", []), ("raising", ["--nnx-abstract"]), ("raising", ["--nnx-abstract", INPUTS])],
 )
-def test_an_exception_of_the_users_shows_the_users_lines(named, name, error):
-    result = named(f"--nnx-check=models:{name}")
+def test_an_exception_of_the_users_shows_the_users_lines(named, name, options):
+    result = named(f"--nnx-check=models:{name}", *options)
     result.assert_outcomes(failed=1)
+    error = {"raising": "ValueError: no such dataset", "breaks": "KeyError: 'of the user'"}[name]
     result.stdout.fnmatch_lines([f"E  *{error}", "models.py:*"])
     assert "pytest_nnxcheck" not in result.stdout.str()
+    assert not re.findall(r"in (shapes_of|arrays|<lambda>)", result.stdout.str())
 
 
 def test_a_module_that_does_not_import_shows_its_own_lines(named, pytester):
@@ -409,3 +440,11 @@ def test_a_module_that_does_not_import_shows_its_own_lines(named, pytester):
     assert "pytest_nnxcheck" not in result.stdout.str()
     result = named("--nnx-check=lacking:x")
     result.stdout.fnmatch_lines(["lacking.py:1: in <module>", "E *No module named 'not_installed_here'"])
+
+
+def test_a_module_with_a_syntax_error_shows_the_error_alone(named, pytester):
+    pytester.makepyfile(unclosed="def f(:\n    pass")
+    result = named("--nnx-check=unclosed:f", "--nnx-check=models:Blok")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*unclosed.py*, line 1", "SyntaxError: *", "option --nnx-check models:Blok: *"])
+    assert "runner.py" not in result.stdout.str()

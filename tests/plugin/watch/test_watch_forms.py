@@ -223,3 +223,111 @@ def test_what_the_code_of_a_model_keeps_is_found_when_the_model_is_gone(watch, p
     result, failed = watch(GONE)
     assert failed == [f"test_suite.py::{name}" for name in ("test_class[Cached]", "test_class[Kept]", "test_masked")]
     result.stdout.fnmatch_lines(["*leaked *MASKS?2? * float32?2,2? *"])
+
+
+TRAIN = """
+losses, counted, callbacks = [], [], []
+
+def train_step(model, x):
+    loss = model(x, keep=False).mean()
+    losses.append(loss)
+    return loss
+
+def healthy_step(model, x):
+    loss = model(x, keep=False).mean()
+    counted.append(loss.shape)
+    return loss
+
+class Trainer:
+    history = []
+
+    def step(self, model, x):
+        self.history.append(x)
+        return model(x, keep=False)
+
+def log(value):
+    pass
+
+def logging_step(model, x):
+    log(x)
+    for callback in callbacks:
+        callback(x)
+    return model(x, keep=False)
+
+def spying(seen):
+    def step(model, x):
+        seen.append(x)
+        return model(x, keep=False)
+    return step
+"""
+
+USES_TRAIN = """
+import train
+
+SEEN = []
+
+def run(step):
+    nnx.jit(step)(Net(), X)
+
+def test_leaves():
+    run(train.train_step)
+
+def test_reported_once():
+    assert train.train_step and train.losses
+
+def test_class():
+    run(train.Trainer().step)
+
+def test_healthy():
+    run(train.healthy_step)
+
+# What a test looks into a trace by is its own.
+
+def test_own_list():
+    run(lambda model, x: SEEN.append(train.healthy_step(model, x)))
+
+MADE = train.spying(SEEN)
+
+def test_made_by_the_code_of_another_file():
+    run(MADE)
+    assert isinstance(SEEN[-1], jax.core.Tracer)
+
+def test_patched(monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, "log", seen.append)
+    run(train.logging_step)
+    assert isinstance(seen[0], jax.core.Tracer)
+
+@pytest.fixture
+def logged():
+    log, seen = train.log, []
+    train.log = seen.append
+    yield seen
+    train.log = log
+
+def test_patched_by_a_fixture(logged):
+    run(train.logging_step)
+    assert isinstance(logged[0], jax.core.Tracer)
+
+KEPT = []
+
+def keep(x):
+    KEPT.append(x)
+
+def test_registered():
+    train.callbacks.append(keep)
+    run(train.logging_step)
+"""
+
+
+def test_what_code_of_another_file_keeps_is_found_and_what_the_test_keeps_is_not(watch, pytester):
+    pytester.makepyfile(train=TRAIN)
+    result, failed = watch(USES_TRAIN)
+    assert failed == ["test_suite.py::test_class", "test_suite.py::test_leaves"]
+    result.stdout.fnmatch_lines(
+        [
+            "nnx watch: tracers in losses?0?",
+            "              created at train.py:4 (train_step)",
+            "*test_suite.py::test_class  tracers in Trainer.history?0?",
+        ]
+    )

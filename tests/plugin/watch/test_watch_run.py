@@ -68,6 +68,8 @@ def test_a_marked_test_is_checked_and_not_watched_and_a_path_may_follow_the_opti
     result, _ = watch(MARKED, "test_suite.py")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
+    result, _ = watch(MARKED, "-k", "marked")
+    result.stdout.fnmatch_lines(["0 tests watched: tests marked with nnx_invariants are checked instead*"])
 
 
 def test_the_page_shows_the_failure_and_the_last_lines_of_its_suite(pytester, inner_args):
