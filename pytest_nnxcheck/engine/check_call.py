@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import outcomes, stage
-from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS, unlike_arrays
+from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call, Example, with_earlier
 from pytest_nnxcheck.engine.gather import Ran, judged
 from pytest_nnxcheck.engine.memo import Known, evaluated_calls
@@ -352,9 +352,6 @@ def un_nested(call: Call) -> Checked:
         left_out = outcomes.not_in_refs(Ran(call, facts, observation))
         return left_out or fails_un_nested(call, observation, observation.error)
     judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
-    if facts.program.in_references and reference is None:
-        names = tuple(each.path for each in unlike_arrays(call.subject, facts, observation))
-        judgement += Judgement(notes=(Fact("unlike arrays", names),) if names else ())
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)
     violations = judgement.violations

@@ -271,6 +271,8 @@ def facts_of(call: Call) -> CallFacts:
         notes.append(Fact("many equations", of=subject.name, count=profile.program.equations))
     if (pairs := profile.state.in_one_array) and settings.asserts_donation:
         notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
+    if lost := sorted(map(subject.path, profile.state.lost)):
+        notes.append(Fact("lost in copies", tuple(lost)))
     if profile.program.written_twice:
         notes.append(Fact("written twice", (profile.program.written_twice,)))
     added = tuple(map(subject.path, profile.state.added))

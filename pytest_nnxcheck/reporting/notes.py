@@ -32,8 +32,7 @@ FACTS: dict[data.FactKind, str] = {
     "leaked": "tracers remain in {some}: the invariants do not name tracers, so that this fails nothing, and no values are compared",
     "made anew": "the body makes its objects anew for each nesting, and no two have an equal {some}: a jit that meets both is traced and compiled"
     " again; where your own code makes them again, in each epoch say, make that once, outside, and hand it in",
-    "unlike arrays": "{some} has another value after this call than after the same call on arrays: a transform inside the call loses a write to a reference, or makes"
-    " it twice",
+    "lost in copies": "the call loses its writes to {some}: a transform of flax inside of it writes to a copy of the reference; as an array it is updated",
     "written twice": "a gradient runs the rematerialized code of {some} again, writes its references once more, and differentiates that run: read and write"
     " them outside, or make them with jax.new_ref(value, kind='no_grad_no_remat')",
     "left in merged": "{of} left tracers in {some} of the module merged inside; they died with it",

@@ -237,9 +237,10 @@ def differs(first: data.ValueDiffers) -> str:
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
             return f"{first.path}: {difference(first)}"
-        case "dropped" | "differs" if first.cause == "reference":
-            what = "the write was lost" if first.label == "dropped" else "a write was made twice, or lost"
-            return f"{first.path}, a reference, has another value than after the same call on arrays: {what}"
+        case "dropped" if first.cause == "reference":
+            return f"{first.path}, a reference, kept its old value: a transform of flax wrote to a copy of it"
+        case "differs" if first.cause == "reference":
+            return f"{first.path}, a reference, differs from that of the un-nested call: a write was made twice"
         case "dropped" if first.cause == "copy":
             return f"{first.path} kept its old value: a transform inside the call updated a copy of it"
         case "dropped":

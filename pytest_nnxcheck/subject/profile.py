@@ -88,6 +88,8 @@ class StateUse:
     """Pairs of leaves that it hands back as one value: without a jit both hold one and the same array then."""
     references: frozenset[Path] = frozenset()
     """The leaves that are a `jax.Ref` in a copy of the state: written in place, and never donated, which jax refuses."""
+    lost: frozenset[Path] = frozenset()
+    """The references that it leaves as they are, and would change as arrays: a transform of flax inside of it writes to copies of them."""
     restored: frozenset[Path] = frozenset()
     """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
 
@@ -160,6 +162,8 @@ class Evaluation:
     """The arguments that go into each output, as bits of a number."""
     structures: tuple[Structure, Structure]
     """The structures of the module before and after the call."""
+    makes_references: bool
+    """True if the call makes references of its own."""
     poisoned: bool
     """True if the call leaked tracers outside of the leaves."""
     program: CallProgram
@@ -174,6 +178,8 @@ def profile(subject: Subject) -> Profile:
     if subject.in_refs:
         arrays = (path for path, value in graph.raw_leaves(subject.state) if hasattr(value, "shape"))
         state = replace(state, references=frozenset(arrays))
+    if state.references and evaluation.makes_references:
+        state = replace(state, lost=changed_in_arrays(subject) & state.references - state.changed)
     return Profile(
         output_of(subject, evaluation),
         state,
@@ -183,6 +189,19 @@ def profile(subject: Subject) -> Profile:
         copied_bytes=state.bytes or input_bytes,
         devices=max(map(devices, [*before.values(), *inputs])),
     )
+
+
+def in_arrays_alone(subject: Subject) -> Subject:
+    """The same call with arrays in the place of all references of its state."""
+    return replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False).for_run()
+
+
+def changed_in_arrays(subject: Subject) -> frozenset[Path]:
+    """The leaves that the call changes where they are arrays; none where that raises."""
+    try:
+        return state_of(evaluated(in_arrays_alone(subject))).changed
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        return frozenset()
 
 
 def evaluated(subject: Subject) -> Evaluation:
@@ -219,6 +238,7 @@ def evaluated(subject: Subject) -> Evaluation:
         sources=sources[: len(out)],
         origins=flow.origins(jaxpr)[: len(out)],
         structures=(structures[0], structures[1]),
+        makes_references=any(eqn.primitive.name == "new_ref" for eqn in flow.all_equations(traced)),
         poisoned=any(poisoned),
         program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
     )
