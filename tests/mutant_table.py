@@ -261,6 +261,7 @@ MUTANTS = (
     Mutant("compile_cache.beside_text", Replaces("written.in_mut if written else ()", "()"), "test_ref_subject.py"),
     Mutant("snapshot.write_reference", Drops("reference[...] = held[0]"), "test_ref_subject.py"),
     Mutant("root.Root.donated_arguments", Drops("not holds_references"), "test_ref_subject.py"),
+    Mutant("variables.BareReference.copy", Replaces("super().copy(*args, _copy_ref=False, **updates)", "super().copy(*args, _copy_ref=_copy_ref, **updates)"), "test_ref_subject.py"),
     Mutant("write_back.write_back", Drops("not getattr(values[path], 'is_ref', False)"), "test_ref_subject.py"),
     Mutant("profile.profile", Drops("evaluation.makes_references"), "test_ref_invariants.py"),
     Mutant("profile.changed_in_arrays", Returns("frozenset()"), "test_ref_invariants.py"),

@@ -116,9 +116,16 @@ def set_variable_value(variable: Any, raw: Any) -> None:
             return
 
 
+class BareReference(nnx.Variable[Any]):
+    """A Variable in the place of a reference that is none. Flax copies it with the reference, as it hands a bare one on. From flax 0.12.7 on."""
+
+    def copy(self, *args: Any, _copy_ref: bool = True, **updates: Any) -> Any:
+        return super().copy(*args, _copy_ref=False, **updates)
+
+
 def variable_of_ref(ref: Any) -> Any:
     """A Variable that holds this very reference, or its abstract twin: the constructor takes none. From flax 0.12.7 on."""
-    return nnx.Variable.from_metadata(ref, nnx.Variable(0).get_metadata() | {"ref": True})
+    return BareReference.from_metadata(ref, nnx.Variable(0).get_metadata() | {"ref": True})
 
 
 def is_hijax(variable: Any) -> bool:

@@ -133,8 +133,8 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
 def lost_in_copies(subject: Subject, facts: Profile) -> Found:
     """The references that a transform of flax inside the call copied, and whose copies the call writes."""
     paths = map(subject.path, sorted(facts.state.lost, key=str))
-    values = {"want": "the new value of the same call on arrays", "have": "the old one"}
-    return tuple(ValueDiffers(path, label="dropped", cause="reference", **values) for path in paths)
+    want, have = "the new value of the same call on arrays", "the old one"
+    return tuple(ValueDiffers(path, label="dropped", cause="reference", want=want, have=have) for path in paths)
 
 
 def causes_in_refs(comparison: Comparison) -> dict[tuple[str, str], DropCause]:

@@ -100,6 +100,20 @@ def test_a_bare_reference_is_state_under_its_own_name():
     assert carried.reason.endswith("jax takes no reference in a carry, such as total")
 
 
+def adds(total, x):
+    total[...] += x.sum()
+    return x * 2
+
+
+@pytest.mark.parametrize("nesting", ["remat", "jit > cond", "jit > switch", "jit > vmap", "vmap > remat"])
+def test_a_layer_of_graph_mode_writes_a_bare_reference(nesting):
+    """It loses the writes to Variables, see `test_ref_invariants.py`."""
+    total = jax.new_ref(jnp.zeros(()))
+    found = call(adds, total, X, nesting=f"graph: {nesting}", transforms="jit,remat,vmap,cond,switch")
+    assert (found.outcome.verdict, found.outcome.notes) == ("held", ()), text(found)
+    np.testing.assert_allclose(total[...], X.sum(), rtol=1e-6)
+
+
 COUNT = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
 
 
