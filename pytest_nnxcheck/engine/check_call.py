@@ -188,12 +188,17 @@ def misfit_of(call: Call, facts: Profile) -> Misfit | None:
 
 
 def reference_of(call: Call) -> Reference | None:
-    """Make the same calls without the nesting, in the same order; `None` where they cannot run."""
+    """Make the same calls without the nesting, in the same order; `None` where they cannot run.
+
+    Calls that reach a reference are made anew: nestings of an earlier call that write one in a global differ in how often they do.
+    """
     call.example.compared += 1
     if call.subject.abstract:
         return None
-    calls = evaluated_calls(call.memo.evaluated, call.subject, call.example.compared)
-    return Reference.of(call.subject, meaning_of(call.nesting), calls)
+    walked = call.originals.walk
+    remembers = walked is not None and not walked.places.have_references
+    known = evaluated_calls(call.memo.evaluated, call.subject, call.example.compared) if remembers else Evaluated()
+    return Reference.of(call.subject, meaning_of(call.nesting), known)
 
 
 def observed(call: Call, facts: Profile) -> Observation:

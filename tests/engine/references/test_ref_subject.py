@@ -12,6 +12,7 @@ from healthy import numbers, rngs
 from references import call, in_refs, needs_refs
 
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
 
 pytestmark = needs_refs
 X = numbers((2, 4))
@@ -131,6 +132,20 @@ def test_a_reference_in_a_global_is_written_by_the_test_and_put_back_after_it(ne
         assert found.outcome.verdict == "held", text(found)
         assert COUNT[...] == steps
     assert COUNT[...] == 0
+
+
+def multiplies(x):
+    COUNT[...] += 1
+    return x * COUNT[...]
+
+
+def test_a_second_call_starts_from_what_the_nesting_made_of_a_reference_in_a_global():
+    memo = Memo()
+    for nesting in ("jit > scan > scan", "jit", "jit > jit"):
+        with Example(memo) as example:
+            for _ in range(2):
+                found = call(multiplies, X, nesting=nesting, example=example)
+                assert found.outcome.verdict == "held", text(found)
 
 
 def test_two_references_that_one_program_captures_are_told_apart():
