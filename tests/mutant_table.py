@@ -264,6 +264,7 @@ MUTANTS = (
     Mutant("variables.BareReference.copy", Replaces("super().copy(*args, _copy_ref=False, **updates)", "super().copy(*args, _copy_ref=_copy_ref, **updates)"), "test_ref_subject.py"),
     Mutant("write_back.write_back", Drops("not getattr(values[path], 'is_ref', False)"), "test_ref_subject.py"),
     Mutant("check_call.reference_of", Drops("not walked.places.have_references"), "test_ref_subject.py"),
+    Mutant("outcomes.not_moved", Replaces("not alike(after[name], before[path])", "True"), "test_ref_invariants.py"),
     Mutant("profile.profile", Drops("evaluation.makes_references"), "test_ref_invariants.py"),
     Mutant("profile.changed_in_arrays", Returns("frozenset()"), "test_ref_invariants.py"),
     Mutant("comparison.causes_in_refs", Replaces("names[names.index(GRAD) :]", "names"), "test_ref_invariants.py"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.compat import flax_modes, refusals
+from pytest_nnxcheck.compat import flax_modes, graph, refusals
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -20,9 +20,12 @@ from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
+from pytest_nnxcheck.engine.reference import Evaluated, meaning_of
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
+from pytest_nnxcheck.values.differences import alike
+from pytest_nnxcheck.values.effects import UNCHANGED
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -146,9 +149,22 @@ def of_holding(ran: Ran) -> tuple[Note, ...]:
     count = ran.profile.program.inner_donations
     if count and any(layer.row.compiles for layer in nesting.layers):
         notes.append(Fact("inner donations", count=count))
-    if observation.still:
-        notes.append(Fact("not moved", tuple(map(ran.call.subject.path, observation.still)), str(nesting)))
+    if still := not_moved(ran):
+        notes.append(Fact("not moved", still, str(nesting)))
     return tuple(notes)
+
+
+def not_moved(ran: Ran) -> tuple[str, ...]:
+    """The leaves that a nesting left as they are, and the un-nested call changes. A reference counts if the same calls without the nesting give it another value."""
+    subject, state, observation = ran.call.subject, ran.profile.state, ran.observation
+    before, came_out = (dict(graph.raw_leaves(node)) for node in (subject.state, observation.state))
+    written = () if observation.abstract else state.references & state.changed & came_out.keys()
+    kept = {subject.path(path): path for path in written if alike(came_out[path], before[path])}
+    if kept:
+        calls = ran.reference.wanted if ran.reference else Evaluated().effect(subject, meaning_of(ran.call.nesting))
+        after = {name: leaf.value for name, leaf in calls.after.leaves.items() if leaf.value is not UNCHANGED}
+        kept = {name: path for name, path in kept.items() if name in after and not alike(after[name], before[path])}
+    return (*map(subject.path, observation.still), *kept)
 
 
 def of_targets(observation: Observation) -> Iterator[Fact]:

@@ -206,6 +206,25 @@ def read_only(model, x):
     return x * model.count[...]
 
 
+def there_and_back(model, x):
+    model.count[...] = 1 - model.count[...]
+    return x
+
+
+def best_of(model, x):
+    model.count[...] = jnp.maximum(model.count[...], 0 * x)
+    return x
+
+
+@pytest.mark.parametrize("method, steps", [(there_and_back, "scan"), (best_of, "remat"), (best_of, "scan")])
+def test_a_reference_that_comes_back_to_its_value_without_the_nesting_too_is_not_told(method, steps):
+    nesting = f"jit > {steps}[functional]"
+    for invariants in (("tracers",), ("parity",)):
+        assert call(Counts(method), X, nesting=nesting, invariants=invariants).outcome.notes == ()
+    lost = call(Counts(by_variable), X, nesting=nesting, invariants=("tracers",)).outcome
+    assert lost.notes == (f"model.count did not move under {nesting}: the un-nested call changes it",)
+
+
 def jitted_step(model, x):
     return jax.jit(lambda model, x: model(x))(model, x)
 
