@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant("compile_cache.beside_text", Replaces("written.in_mut if written else ()", "()"), "test_ref_subject.py"),
     Mutant("snapshot.write_reference", Drops("reference[...] = held[0]"), "test_ref_subject.py"),
     Mutant("root.Root.donated_arguments", Drops("not holds_references"), "test_ref_subject.py"),
-    Mutant("variables.BareReference.copy", Replaces("super().copy(*args, _copy_ref=False, **updates)", "super().copy(*args, _copy_ref=_copy_ref, **updates)"), "test_ref_subject.py"),
+    Mutant("variables.BareReference.copy", Replaces("updates.get('ref') is False", "_copy_ref"), "test_ref_subject.py"),
     Mutant("write_back.write_back", Drops("not getattr(values[path], 'is_ref', False)"), "test_ref_subject.py"),
     Mutant("check_call.reference_of", Drops("not walked.places.have_references"), "test_ref_subject.py"),
     Mutant("outcomes.not_moved", Replaces("not alike(after[name], before[path])", "True"), "test_ref_invariants.py"),
@@ -271,6 +271,9 @@ MUTANTS = (
     Mutant("staging.writes_reference", Returns("True"), "test_ref_invariants.py"),
     Mutant("forwarding._put_back", Replaces("cut.get(place.pop(1)) == [*place, eqn.invars[1].aval.shape]", "place.pop(1) in cut"), "test_ref_memory.py"),
     Mutant("outcomes.not_in_refs", Drops("raised is not None"), "test_ref_mode.py"),
+    Mutant("outcomes.not_in_refs", Drops("refused"), "test_ref_mode.py"),
+    Mutant("outcomes.facts_of", Drops("not state.references"), "test_ref_mode.py"),
+    Mutant("staging.on_arrays", Drops("subject.in_refs"), "test_ref_mode.py"),
     # reporting
     Mutant("tally.worse", Replaces("_RANK.index(outcome.verdict)", "-_RANK.index(outcome.verdict)"), "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("nesting.Misfit.layer", Replaces("field(default=None, compare=False)", "None"), "test_violations.py test_wild.py"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.compat import flax_modes, graph, refusals
+from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -23,6 +23,7 @@ from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memor
 from pytest_nnxcheck.engine.reference import Evaluated, meaning_of
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
+from pytest_nnxcheck.subject.profile import in_arrays_alone
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
 from pytest_nnxcheck.values.differences import alike
 from pytest_nnxcheck.values.effects import UNCHANGED
@@ -196,12 +197,12 @@ def not_in_refs(ran: Ran) -> Checked | None:
     call, observation, error = ran.call, ran.observation, ran.observation.error
     subject, nesting = call.subject, call.nesting
     bare = all(layer.row.compiles for layer in nesting.layers)
+    refused = nesting.captures and refusals.is_refusal(error)
     ours = subject.in_refs or (ran.profile.program.in_references and (subject.abstract or not bare))
-    if not ours or error is None or observation.leaks or isinstance(error, Unfit):
+    if not ours or error is None or refused or observation.leaks or isinstance(error, Unfit):
         return None
-    plain = replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False)
     with subject.undone(subject.state):
-        raised = observe(plain, ran.profile, nesting, "none").error
+        raised = observe(in_arrays_alone(subject), ran.profile, nesting, "none").error
     if raised is not None and not (nesting.captures and refusals.is_refusal(raised)):
         return None
     if subject.in_refs and bare:
@@ -287,8 +288,13 @@ def facts_of(call: Call) -> CallFacts:
         notes.append(Fact("many equations", of=subject.name, count=profile.program.equations))
     if (pairs := profile.state.in_one_array) and settings.asserts_donation:
         notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
-    if lost := sorted(map(subject.path, profile.state.lost)):
-        notes.append(Fact("lost in copies", tuple(lost)))
+    state = profile.state
+    beside = state.changed - state.references if state.references and settings.asserts_donation else ()
+    for kind, paths in (("lost in copies", state.lost), ("beside references", beside)):
+        if paths:
+            notes.append(Fact(kind, tuple(sorted(map(subject.path, paths)))))
+    if subject.in_refs and not state.references:
+        notes.append(Fact("nothing in references", of=subject.name))
     if profile.program.written_twice:
         notes.append(Fact("written twice", (profile.program.written_twice,)))
     added = tuple(map(subject.path, profile.state.added))

@@ -33,6 +33,8 @@ FACTS: dict[data.FactKind, str] = {
     "made anew": "the body makes its objects anew for each nesting, and no two have an equal {some}: a jit that meets both is traced and compiled"
     " again; where your own code makes them again, in each epoch say, make that once, outside, and hand it in",
     "lost in copies": "the call loses its writes to {some}: a transform of flax inside of it writes to a copy of the reference; as an array it is updated",
+    "beside references": "donation of {some} asserted where a layer is functional: jax donates no argument that holds references as well",
+    "nothing in references": "nothing of {of} is in references: no module and no Variable is among its arguments",
     "written twice": "a gradient runs the rematerialized code of {some} again, writes its references once more, and differentiates that run: read and write"
     " them outside, or make them with jax.new_ref(value, kind='no_grad_no_remat')",
     "left in merged": "{of} left tracers in {some} of the module merged inside; they died with it",

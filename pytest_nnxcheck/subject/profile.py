@@ -172,12 +172,9 @@ class Evaluation:
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
     subject = subject.for_run()
-    evaluation = evaluated(replace(subject, in_refs=False))
+    evaluation = evaluated(subject)
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
-    if subject.in_refs:
-        arrays = (path for path, value in graph.raw_leaves(subject.state) if hasattr(value, "shape"))
-        state = replace(state, references=frozenset(arrays))
     if state.references and evaluation.makes_references:
         state = replace(state, lost=changed_in_arrays(subject) & state.references - state.changed)
     return Profile(

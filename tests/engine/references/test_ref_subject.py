@@ -115,6 +115,30 @@ def test_a_layer_of_graph_mode_writes_a_bare_reference(nesting):
     np.testing.assert_allclose(total[...], X.sum(), rtol=1e-6)
 
 
+def adds_under_a_condition(total, x):
+    if x.sum() > 0:
+        total[...] += 1
+    return x
+
+
+def test_what_jax_has_no_rule_for_with_a_bare_reference_is_left_out():
+    total = jax.new_ref(jnp.zeros(()))
+    left_out = call(adds, total, X, nesting="tree: jit > vmap[jax_closure]").outcome
+    assert (left_out.unfit, left_out.reason.startswith("not supported in references: ")) == (True, True)
+    assert call(adds_under_a_condition, total, X, nesting="tree: jit").outcome.verdict == "failed"
+
+
+def test_an_abstract_bare_reference_is_left_out_where_flax_takes_none():
+    try:
+        total = jax.ShapeDtypeStruct((), jnp.float32, is_ref=True)
+    except TypeError:
+        pytest.skip("this jax has no abstract references")
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    assert call(adds, total, x, nesting="tree: jit").outcome.verdict == "held"
+    refused = call(adds, total, x, nesting="graph: jit").outcome
+    assert refused.reason.startswith("not supported in references: TypeError")
+
+
 COUNT = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
 
 
