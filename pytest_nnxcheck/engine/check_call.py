@@ -140,7 +140,7 @@ def prepared(call: Call) -> tuple[Profile, Reference | None, Nesting | None]:
         raise Unfit(misfit)
     baseline = baseline_for(call.nesting)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-    reference = reference_of(call) if call.settings.compares_values else None
+    reference = reference_of(call, facts) if call.settings.compares_values else None
     return facts, reference, None if unfit(call.subject, facts, baseline) else baseline
 
 
@@ -187,7 +187,7 @@ def misfit_of(call: Call, facts: Profile) -> Misfit | None:
     return None
 
 
-def reference_of(call: Call) -> Reference | None:
+def reference_of(call: Call, facts: Profile) -> Reference | None:
     """Make the same calls without the nesting, in the same order; `None` where they cannot run.
 
     Calls that reach a reference are made anew: nestings of an earlier call that write one in a global differ in how often they do.
@@ -195,10 +195,9 @@ def reference_of(call: Call) -> Reference | None:
     call.example.compared += 1
     if call.subject.abstract:
         return None
-    walked = call.originals.walk
-    remembers = walked is not None and not walked.places.have_references
-    known = evaluated_calls(call.memo.evaluated, call.subject, call.example.compared) if remembers else Evaluated()
-    return Reference.of(call.subject, meaning_of(call.nesting), known)
+    known = {} if facts.program.in_references else call.memo.evaluated
+    calls = evaluated_calls(known, call.subject, call.example.compared)
+    return Reference.of(call.subject, meaning_of(call.nesting), calls)
 
 
 def observed(call: Call, facts: Profile) -> Observation:
@@ -297,8 +296,7 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
     ran = Ran(call, UNKNOWN, observe(call.subject, UNKNOWN, call.nesting, "none") if fits else bare)
     violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()
     if not violations:
-        raised = replace(ran, observation=replace(ran.observation, error=error))
-        return outcomes.not_in_refs(raised) or outcomes.failed(call, error, ran.observation)
+        return outcomes.not_in_refs(ran) or outcomes.failed(call, error, ran.observation)
     own = RaisedUnNested(first_line(error)) if un_nested else first_line(error)
     violations = tuple(replace(violation, explained=(own,)) for violation in violations)
     evidence = Evidence(leaks=ran.observation.leaks)
@@ -355,8 +353,9 @@ def un_nested(call: Call) -> Checked:
         reference = without_jit(call, facts)
         observation = run(call, UNKNOWN)
     if observation.error is not None:
-        left_out = outcomes.not_in_refs(Ran(call, facts, observation))
-        return left_out or fails_un_nested(call, observation, observation.error)
+        return outcomes.not_in_refs(Ran(call, facts, observation)) or fails_un_nested(
+            call, observation, observation.error
+        )
     judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)

@@ -34,6 +34,10 @@ THREEFRY = "threefry2x32"
 """The only implementation of random numbers that draws the same for a key alone and for a key in a batch."""
 PARITY = ("parity",)
 """The invariants that a note on a call that raises tells of."""
+LOST = ValueDiffers(
+    "", label="dropped", cause="reference", want="the value of the same call on arrays", have="the old one"
+)
+"""A reference that a transform of flax inside the call copied: the call writes to the copy."""
 AGAIN = Start(again=True)
 """Tried before all nudged starts: where the very same calls give something else, those say nothing of rounding."""
 
@@ -98,7 +102,7 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
     lacks an update where a transform inside the call made that update to a copy.
     """
     nesting, wanted = observation.nesting, reference.wanted
-    lost = () if nesting.layers else lost_in_copies(subject, facts)
+    lost = () if nesting.layers else tuple(replace(LOST, path=name) for name in map(subject.path, facts.state.lost))
     if wanted.error is not None:
         kind: FactKind = "raises un-nested" if nesting.layers else "raises without jit"
         return Differences(lost, (Fact(kind, PARITY, first_line(wanted.error)),))
@@ -130,25 +134,17 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
     return Differences((*named, *lost), notes, of_call)
 
 
-def lost_in_copies(subject: Subject, facts: Profile) -> Found:
-    """The references that a transform of flax inside the call copied, and whose copies the call writes."""
-    paths = map(subject.path, sorted(facts.state.lost, key=str))
-    want, have = "the new value of the same call on arrays", "the old one"
-    return tuple(ValueDiffers(path, label="dropped", cause="reference", want=want, have=have) for path in paths)
-
-
 def causes_in_refs(comparison: Comparison) -> dict[tuple[str, str], DropCause]:
     """The certain causes of differences in references, by their paths and labels."""
-    layers, known = comparison.nesting.layers, dict[tuple[str, str], DropCause]()
+    layers, state, known = comparison.nesting.layers, comparison.facts.state, dict[tuple[str, str], DropCause]()
+    to_copies = any(layer.style == "argument" and not (layer.row.compiles or layer.row.loop) for layer in layers)
     names = [layer.transform for layer in layers]
-    copies = any(layer.style == "argument" and not (layer.row.compiles or layer.row.loop) for layer in layers)
-    for path in comparison.facts.state.references:
+    twice = GRAD in names and REMAT in names[names.index(GRAD) :]
+    for path in state.references:
         name = comparison.subject.path(path)
-        if path in comparison.facts.state.replaced:
-            known[name, "dropped"] = "replaced"
-        elif flax_modes.mode_flags()[1] and copies:
-            known[name, "dropped"] = "reference"
-        if GRAD in names and REMAT in names[names.index(GRAD) :]:
+        if path in state.replaced or (to_copies and flax_modes.mode_flags()[1]):
+            known[name, "dropped"] = "replaced" if path in state.replaced else "reference"
+        if twice:
             known[name, "differs"] = "reference"
     return known
 

@@ -5,6 +5,7 @@ Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -176,7 +177,9 @@ def profile(subject: Subject) -> Profile:
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
     if state.references and evaluation.makes_references:
-        state = replace(state, lost=changed_in_arrays(subject) & state.references - state.changed)
+        with contextlib.suppress(Exception):  # the user's code may raise anything, on arrays
+            as_arrays = state_of(evaluated(in_arrays_alone(subject)))
+            state = replace(state, lost=as_arrays.changed & state.references - state.changed)
     return Profile(
         output_of(subject, evaluation),
         state,
@@ -191,14 +194,6 @@ def profile(subject: Subject) -> Profile:
 def in_arrays_alone(subject: Subject) -> Subject:
     """The same call with arrays in the place of all references of its state."""
     return replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False).for_run()
-
-
-def changed_in_arrays(subject: Subject) -> frozenset[Path]:
-    """The leaves that the call changes where they are arrays; none where that raises."""
-    try:
-        return state_of(evaluated(in_arrays_alone(subject))).changed
-    except Exception:  # noqa: BLE001 - the user's code may raise anything
-        return frozenset()
 
 
 def evaluated(subject: Subject) -> Evaluation:

@@ -71,11 +71,6 @@ class Places:
                 failed.append(str(name))
         return tuple(failed)
 
-    @property
-    def have_references(self) -> bool:
-        """True if a `jax.Ref` is among them."""
-        return any(kind is REFERENCE for _, kind, _, _ in self._kept)
-
     def changes(self) -> Iterator[Any]:
         """The objects in the places that were not there at the walk. Raises one of `visit.UNREADABLE` if another thread changes a container."""
         for _, kind, place, held in self._kept:
