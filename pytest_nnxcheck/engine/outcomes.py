@@ -290,9 +290,10 @@ def facts_of(call: Call) -> CallFacts:
         notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
     state = profile.state
     beside = state.changed - state.references if state.references and settings.asserts_donation else ()
-    for kind, paths in (("lost in copies", state.lost), ("beside references", beside)):
-        if paths:
-            notes.append(Fact(kind, tuple(sorted(map(subject.path, paths)))))
+    if state.lost:
+        notes.append(Fact("lost in copies", tuple(sorted(map(subject.path, state.lost)))))
+    if beside:
+        notes.append(Fact("beside references", tuple(sorted(map(subject.path, beside)))))
     if subject.in_refs and not state.references:
         notes.append(Fact("nothing in references", of=subject.name))
     if profile.program.written_twice:

@@ -41,7 +41,7 @@ FACTS: dict[data.FactKind, str] = {
     "inner donations": "{count} donated operands of a jit inside the call: the outer jit drops that in silence",
     "not moved": "{some} did not move under {of}: the un-nested call changes it",
     "walked in part": "tracers looked for in part: {some} reaches more than {count:,} objects, or one that cannot be read",
-    "mode closed": "flax takes the call in no nesting of its {some} mode ({of})",
+    "mode closed": "no nesting takes the call in the {some} mode ({of})",
     "untrained": "{of} steps its optimizer, and leaves {some} as they are: it trains a copy of the model",
     "in one array": "called without a jit, {of} leaves {all} in one array (pairs: {count}): a jit that donates both is refused from then on; hand"
     " over a copy, jax.tree.map(jnp.copy, ...)",
