@@ -116,9 +116,17 @@ def set_variable_value(variable: Any, raw: Any) -> None:
             return
 
 
+class BareReference(nnx.Variable[Any]):
+    """A Variable in the place of a reference that is none. Flax copies it with the reference, as it hands a bare one on. From flax 0.12.7 on."""
+
+    def copy(self, *args: Any, _copy_ref: bool = True, **updates: Any) -> Any:
+        return super().copy(*args, _copy_ref=updates.get("ref") is False, **updates)
+
+
 def variable_of_ref(ref: Any) -> Any:
-    """A Variable that holds this very reference, or its abstract twin: the constructor takes none. From flax 0.12.7 on."""
-    return nnx.Variable.from_metadata(ref, nnx.Variable(0).get_metadata() | {"ref": True})
+    """A Variable that holds this very reference: the constructor takes none. Of an abstract one it holds the type, as after `nnx.eval_shape`. From flax 0.12.7 on."""
+    held = jax.ShapeDtypeStruct(ref.shape, ref.dtype, sharding=ref.sharding) if hasattr(ref, "is_ref") else ref
+    return BareReference.from_metadata(held, nnx.Variable(0).get_metadata() | {"ref": True})
 
 
 def is_hijax(variable: Any) -> bool:

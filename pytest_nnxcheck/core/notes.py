@@ -80,7 +80,7 @@ FactKind = Literal[
     "decided by rounding", "decided by fusion", "many equations", "number",
     "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
-    "peak on target", "left out on target", "nothing on target", "asks for devices", "leaked", "made anew", "unlike arrays", "written twice",
+    "peak on target", "left out on target", "nothing on target", "asks for devices", "leaked", "made anew", "lost in copies", "beside references", "nothing in references", "written twice",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import outcomes, stage
-from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS, unlike_arrays
+from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call, Example, with_earlier
 from pytest_nnxcheck.engine.gather import Ran, judged
 from pytest_nnxcheck.engine.memo import Known, evaluated_calls
@@ -140,7 +140,7 @@ def prepared(call: Call) -> tuple[Profile, Reference | None, Nesting | None]:
         raise Unfit(misfit)
     baseline = baseline_for(call.nesting)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-    reference = reference_of(call) if call.settings.compares_values else None
+    reference = reference_of(call, facts) if call.settings.compares_values else None
     return facts, reference, None if unfit(call.subject, facts, baseline) else baseline
 
 
@@ -187,12 +187,16 @@ def misfit_of(call: Call, facts: Profile) -> Misfit | None:
     return None
 
 
-def reference_of(call: Call) -> Reference | None:
-    """Make the same calls without the nesting, in the same order; `None` where they cannot run."""
+def reference_of(call: Call, facts: Profile) -> Reference | None:
+    """Make the same calls without the nesting, in the same order; `None` where they cannot run.
+
+    Calls that reach a reference are made anew: nestings of an earlier call that write one in a global differ in how often they do.
+    """
     call.example.compared += 1
     if call.subject.abstract:
         return None
-    calls = evaluated_calls(call.memo.evaluated, call.subject, call.example.compared)
+    known = {} if facts.program.in_references else call.memo.evaluated
+    calls = evaluated_calls(known, call.subject, call.example.compared)
     return Reference.of(call.subject, meaning_of(call.nesting), calls)
 
 
@@ -292,7 +296,7 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
     ran = Ran(call, UNKNOWN, observe(call.subject, UNKNOWN, call.nesting, "none") if fits else bare)
     violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()
     if not violations:
-        return outcomes.failed(call, error, ran.observation)
+        return outcomes.not_in_refs(ran) or outcomes.failed(call, error, ran.observation)
     own = RaisedUnNested(first_line(error)) if un_nested else first_line(error)
     violations = tuple(replace(violation, explained=(own,)) for violation in violations)
     evidence = Evidence(leaks=ran.observation.leaks)
@@ -349,12 +353,10 @@ def un_nested(call: Call) -> Checked:
         reference = without_jit(call, facts)
         observation = run(call, UNKNOWN)
     if observation.error is not None:
-        left_out = outcomes.not_in_refs(Ran(call, facts, observation))
-        return left_out or fails_un_nested(call, observation, observation.error)
+        return outcomes.not_in_refs(Ran(call, facts, observation)) or fails_un_nested(
+            call, observation, observation.error
+        )
     judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
-    if facts.program.in_references and reference is None:
-        names = tuple(each.path for each in unlike_arrays(call.subject, facts, observation))
-        judgement += Judgement(notes=(Fact("unlike arrays", names),) if names else ())
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)
     violations = judgement.violations

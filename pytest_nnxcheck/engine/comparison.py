@@ -15,13 +15,13 @@ from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import stage
-from pytest_nnxcheck.engine.reference import Evaluated, Reference, Start, meaning_of, names_of
+from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants.case import Differences
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
 from pytest_nnxcheck.values.differences import TIMES, Nudged, differences, distance, scalars
-from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, read, structure
+from pytest_nnxcheck.values.effects import Effect, Facts, read, structure
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -34,6 +34,10 @@ THREEFRY = "threefry2x32"
 """The only implementation of random numbers that draws the same for a key alone and for a key in a batch."""
 PARITY = ("parity",)
 """The invariants that a note on a call that raises tells of."""
+LOST = ValueDiffers(
+    "", label="dropped", cause="reference", want="the value of the same call on arrays", have="the old one"
+)
+"""A reference that a transform of flax inside the call copied: the call writes to the copy."""
 AGAIN = Start(again=True)
 """Tried before all nudged starts: where the very same calls give something else, those say nothing of rounding."""
 
@@ -98,9 +102,10 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
     lacks an update where a transform inside the call made that update to a copy.
     """
     nesting, wanted = observation.nesting, reference.wanted
+    lost = () if nesting.layers else tuple(replace(LOST, path=name) for name in map(subject.path, facts.state.lost))
     if wanted.error is not None:
         kind: FactKind = "raises un-nested" if nesting.layers else "raises without jit"
-        return Differences(notes=(Fact(kind, PARITY, first_line(wanted.error)),))
+        return Differences(lost, (Fact(kind, PARITY, first_line(wanted.error)),))
     got = effect_against(subject, observation, wanted)
     draws = other_draws(subject, nesting)
     comparison = Comparison(subject, facts, nesting, reference, drawn=draws is not None)
@@ -121,44 +126,25 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
     # The notes of an un-nested call begin with the numbers: the call itself sets them, whatever the reference does.
     notes = (*explained, *numbers) if nesting.layers else (*numbers, *explained)
     of_call = (Fact("attributes, functional", set_in_call),) if set_in_call else ()
-    if not nesting.layers:
-        different += unlike_arrays(subject, facts, observation)
     causes = causes_in_refs(comparison)
     named = tuple(
         replace(each, variable=graph.variable_name(each.of), cause=causes.get((each.path, each.label), ""))
         for each in different
     )
-    return Differences(named, notes, of_call)
-
-
-def unlike_arrays(subject: Subject, facts: Profile, observation: Observation) -> Found:
-    """The differences of an un-nested call in references from the same call in arrays: a transform inside of it loses a write, or makes it twice.
-
-    Only of what the call changes in arrays as well: `jax.jit` of a module, say, drops the updates of those, and not of references.
-    """
-    names = frozenset(map(subject.path, facts.state.references))
-    if not names or subject.abstract or subject.in_refs:
-        return ()
-    plain = replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False)
-    wanted = Evaluated().effect(plain, ())
-    if wanted.error is not None:
-        return ()
-    every = differences(wanted, effect_against(subject, observation, wanted), state_only=True)
-    return tuple(each for each in every if each.path in names and wanted.after.leaves[each.path].value is not UNCHANGED)
+    return Differences((*named, *lost), notes, of_call)
 
 
 def causes_in_refs(comparison: Comparison) -> dict[tuple[str, str], DropCause]:
     """The certain causes of differences in references, by their paths and labels."""
-    layers, known = comparison.nesting.layers, dict[tuple[str, str], DropCause]()
-    names = {layer.transform for layer in layers}
-    copies = any(layer.style == "argument" and not (layer.row.compiles or layer.row.loop) for layer in layers)
-    for path in comparison.facts.state.references:
+    layers, state, known = comparison.nesting.layers, comparison.facts.state, dict[tuple[str, str], DropCause]()
+    to_copies = any(layer.style == "argument" and not (layer.row.compiles or layer.row.loop) for layer in layers)
+    names = [layer.transform for layer in layers]
+    twice = GRAD in names and REMAT in names[names.index(GRAD) :]
+    for path in state.references:
         name = comparison.subject.path(path)
-        if path in comparison.facts.state.replaced:
-            known[name, "dropped"] = "replaced"
-        elif flax_modes.mode_flags()[1] and (copies or not layers):
-            known[name, "dropped"] = "reference"
-        if not layers or {GRAD, REMAT} <= names:
+        if path in state.replaced or (to_copies and flax_modes.mode_flags()[1]):
+            known[name, "dropped"] = "replaced" if path in state.replaced else "reference"
+        if twice:
             known[name, "differs"] = "reference"
     return known
 

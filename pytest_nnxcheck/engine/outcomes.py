@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.compat import flax_modes, refusals
+from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -20,9 +20,13 @@ from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
+from pytest_nnxcheck.engine.reference import Evaluated, meaning_of
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
+from pytest_nnxcheck.subject.profile import in_arrays_alone
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
+from pytest_nnxcheck.values.differences import alike
+from pytest_nnxcheck.values.effects import UNCHANGED
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -146,9 +150,22 @@ def of_holding(ran: Ran) -> tuple[Note, ...]:
     count = ran.profile.program.inner_donations
     if count and any(layer.row.compiles for layer in nesting.layers):
         notes.append(Fact("inner donations", count=count))
-    if observation.still:
-        notes.append(Fact("not moved", tuple(map(ran.call.subject.path, observation.still)), str(nesting)))
+    if still := not_moved(ran):
+        notes.append(Fact("not moved", still, str(nesting)))
     return tuple(notes)
+
+
+def not_moved(ran: Ran) -> tuple[str, ...]:
+    """The leaves that a nesting left as they are, and the un-nested call changes. A reference counts if the same calls without the nesting give it another value."""
+    subject, state, observation = ran.call.subject, ran.profile.state, ran.observation
+    before, came_out = (dict(graph.raw_leaves(node)) for node in (subject.state, observation.state))
+    written = () if observation.abstract else state.references & state.changed & came_out.keys()
+    kept = {subject.path(path): path for path in written if alike(came_out[path], before[path])}
+    if kept:
+        calls = ran.reference.wanted if ran.reference else Evaluated().effect(subject, meaning_of(ran.call.nesting))
+        after = {name: leaf.value for name, leaf in calls.after.leaves.items() if leaf.value is not UNCHANGED}
+        kept = {name: path for name, path in kept.items() if name in after and not alike(after[name], before[path])}
+    return (*map(subject.path, observation.still), *kept)
 
 
 def of_targets(observation: Observation) -> Iterator[Fact]:
@@ -180,12 +197,12 @@ def not_in_refs(ran: Ran) -> Checked | None:
     call, observation, error = ran.call, ran.observation, ran.observation.error
     subject, nesting = call.subject, call.nesting
     bare = all(layer.row.compiles for layer in nesting.layers)
+    refused = nesting.captures and refusals.is_refusal(error)
     ours = subject.in_refs or (ran.profile.program.in_references and (subject.abstract or not bare))
-    if not ours or error is None or observation.leaks or isinstance(error, Unfit):
+    if not ours or error is None or refused or observation.leaks or isinstance(error, Unfit):
         return None
-    plain = replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False)
     with subject.undone(subject.state):
-        raised = observe(plain, ran.profile, nesting, "none").error
+        raised = observe(in_arrays_alone(subject), ran.profile, nesting, "none").error
     if raised is not None and not (nesting.captures and refusals.is_refusal(raised)):
         return None
     if subject.in_refs and bare:
@@ -271,6 +288,14 @@ def facts_of(call: Call) -> CallFacts:
         notes.append(Fact("many equations", of=subject.name, count=profile.program.equations))
     if (pairs := profile.state.in_one_array) and settings.asserts_donation:
         notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
+    state = profile.state
+    beside = state.changed - state.references if state.references and settings.asserts_donation else ()
+    if state.lost:
+        notes.append(Fact("lost in copies", tuple(sorted(map(subject.path, state.lost)))))
+    if beside:
+        notes.append(Fact("beside references", tuple(sorted(map(subject.path, beside)))))
+    if subject.in_refs and not state.references:
+        notes.append(Fact("nothing in references", of=subject.name))
     if profile.program.written_twice:
         notes.append(Fact("written twice", (profile.program.written_twice,)))
     added = tuple(map(subject.path, profile.state.added))

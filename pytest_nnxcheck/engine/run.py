@@ -27,7 +27,6 @@ from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
 from pytest_nnxcheck.transforms.layer import LENGTH
 from pytest_nnxcheck.transforms.root import Root
-from pytest_nnxcheck.values.differences import alike
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
@@ -156,10 +155,7 @@ def with_arrays(
     """
     came_out = dict(graph.raw_leaves(seen.state))
     if not seen.abstract:
-        originals = dict(graph.raw_leaves(root.subject.state))
-        written = root.profile.state.references & root.profile.state.changed & came_out.keys()
-        kept = (path for path in written if alike(came_out[path], originals[path]))
-        seen = replace(seen, still=(*unmoved(root.profile, went_in, came_out), *kept))
+        seen = replace(seen, still=unmoved(root.profile, went_in, came_out))
     if not seen.nesting.layers:
         return replace(seen, inside=donated_inside(root.subject, went_in, inputs, came_out, seen.returned))
     if program is None:

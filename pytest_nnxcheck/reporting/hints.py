@@ -98,8 +98,8 @@ TABLE = {
     "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",
     "other kind": "make it {dtype} where it is made first: {old} does not hold what is stored there",
     "reference": "write into the reference that is there, variable[...] = value, and hand nnx.update no arrays for it: in place it keeps its buffer",
-    "reference lost": "write the transform with graph=False or graph_updates=False, or that of jax: nnx.remat, nnx.cond and nnx.vmap of flax's graph"
-    " mode write to copies of the references",
+    "reference lost": "write the transform with graph=False or graph_updates=False, or that of jax: nnx.remat, nnx.cond, nnx.vmap, nnx.scan and"
+    " nnx.grad of flax's graph mode write to copies of the references",
     "reference twice": "read and write the reference outside of what jax.checkpoint makes again, or make it with jax.new_ref(value,"
     " kind='no_grad_no_remat'): a gradient runs the write a second time, and differentiates that run",
     "grows": "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size",

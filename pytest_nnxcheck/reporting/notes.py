@@ -32,15 +32,16 @@ FACTS: dict[data.FactKind, str] = {
     "leaked": "tracers remain in {some}: the invariants do not name tracers, so that this fails nothing, and no values are compared",
     "made anew": "the body makes its objects anew for each nesting, and no two have an equal {some}: a jit that meets both is traced and compiled"
     " again; where your own code makes them again, in each epoch say, make that once, outside, and hand it in",
-    "unlike arrays": "{some} has another value after this call than after the same call on arrays: a transform inside the call loses a write to a reference, or makes"
-    " it twice",
+    "lost in copies": "the call loses its writes to {some}: a transform of flax inside of it writes to a copy of the reference; as an array it is updated",
+    "beside references": "donation of {some} asserted where a layer is functional: jax donates no argument that holds references as well",
+    "nothing in references": "nothing of {of} is in references: no module and no Variable is among its arguments",
     "written twice": "a gradient runs the rematerialized code of {some} again, writes its references once more, and differentiates that run: read and write"
     " them outside, or make them with jax.new_ref(value, kind='no_grad_no_remat')",
     "left in merged": "{of} left tracers in {some} of the module merged inside; they died with it",
     "inner donations": "{count} donated operands of a jit inside the call: the outer jit drops that in silence",
     "not moved": "{some} did not move under {of}: the un-nested call changes it",
     "walked in part": "tracers looked for in part: {some} reaches more than {count:,} objects, or one that cannot be read",
-    "mode closed": "flax takes the call in no nesting of its {some} mode ({of})",
+    "mode closed": "no nesting takes the call in the {some} mode ({of})",
     "untrained": "{of} steps its optimizer, and leaves {some} as they are: it trains a copy of the model",
     "in one array": "called without a jit, {of} leaves {all} in one array (pairs: {count}): a jit that donates both is refused from then on; hand"
     " over a copy, jax.tree.map(jnp.copy, ...)",

@@ -195,7 +195,8 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         if source.input is not None:
             return inputs[source.input]
         node = state if single else getattr(state, str(source.node))
-        return variable_value(node) if source.is_ref else node
+        # In the twin of the call that has arrays in the place of references, code that writes in place writes to the Variable.
+        return variable_value(node) if source.is_ref and is_in_ref(variable_value(node)) else node
 
     def program_of(function: Callable[..., Any], tree: OutputTree) -> Callable[..., tuple[Any, ...]]:
         def program(state: Any, *inputs: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,6 +89,8 @@ class StateUse:
     """Pairs of leaves that it hands back as one value: without a jit both hold one and the same array then."""
     references: frozenset[Path] = frozenset()
     """The leaves that are a `jax.Ref` in a copy of the state: written in place, and never donated, which jax refuses."""
+    lost: frozenset[Path] = frozenset()
+    """The references that it leaves as they are, and would change as arrays: a transform of flax inside of it writes to copies of them."""
     restored: frozenset[Path] = frozenset()
     """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
 
@@ -160,6 +163,8 @@ class Evaluation:
     """The arguments that go into each output, as bits of a number."""
     structures: tuple[Structure, Structure]
     """The structures of the module before and after the call."""
+    makes_references: bool
+    """True if the call makes references of its own."""
     poisoned: bool
     """True if the call leaked tracers outside of the leaves."""
     program: CallProgram
@@ -168,12 +173,13 @@ class Evaluation:
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
     subject = subject.for_run()
-    evaluation = evaluated(replace(subject, in_refs=False))
+    evaluation = evaluated(subject)
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
-    if subject.in_refs:
-        arrays = (path for path, value in graph.raw_leaves(subject.state) if hasattr(value, "shape"))
-        state = replace(state, references=frozenset(arrays))
+    if state.references and evaluation.makes_references:
+        with contextlib.suppress(Exception):  # the user's code may raise anything, on arrays
+            as_arrays = state_of(evaluated(in_arrays_alone(subject)))
+            state = replace(state, lost=as_arrays.changed & state.references - state.changed)
     return Profile(
         output_of(subject, evaluation),
         state,
@@ -183,6 +189,11 @@ def profile(subject: Subject) -> Profile:
         copied_bytes=state.bytes or input_bytes,
         devices=max(map(devices, [*before.values(), *inputs])),
     )
+
+
+def in_arrays_alone(subject: Subject) -> Subject:
+    """The same call with arrays in the place of all references of its state."""
+    return replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False).for_run()
 
 
 def evaluated(subject: Subject) -> Evaluation:
@@ -219,6 +230,7 @@ def evaluated(subject: Subject) -> Evaluation:
         sources=sources[: len(out)],
         origins=flow.origins(jaxpr)[: len(out)],
         structures=(structures[0], structures[1]),
+        makes_references=any(eqn.primitive.name == "new_ref" for eqn in flow.all_equations(traced)),
         poisoned=any(poisoned),
         program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
     )

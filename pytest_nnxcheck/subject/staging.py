@@ -30,7 +30,7 @@ def on_arrays(
     The module is that of the call, or another ``state`` of it. Its arrays are not copied: a trace reads no values, and those that an earlier
     trace handed out have none.
     """
-    own = subject.fresh() if subject.abstract else subject.state
+    own = subject.fresh() if subject.abstract or subject.in_refs else subject.state
     graphdef, leaves = flax_modes.split(own if state is None else state)
 
     def of_leaves(leaves: Any, *inputs: Any) -> Any:

@@ -161,8 +161,9 @@ class Subject:
 
     def roots(self, state: Any) -> list[tuple[str, Any]]:
         """The roots of the walk over a copy of the state: the graph nodes under the user's names, other arguments (a callback, a configuration), then the code."""
+        # Flax, which raises for an abstract reference, takes the attributes off before.
         nodes = (
-            [(self.labels[name], getattr(state, name)) for name in self.names]
+            [(self.labels[name], getattr(state, name)) for name in self.names if hasattr(state, name)]
             if isinstance(state, Nodes)
             else [(self.labels[self.names[0]], state)]
         )

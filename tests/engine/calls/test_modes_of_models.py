@@ -64,7 +64,7 @@ def test_shared_weights_are_rejected_in_tree_mode_and_nothing_more_is_run_there(
     told = reason(report, "tree: jit")
     assert told.startswith("ValueError: Duplicate Param (args[0].decoder.kernel, args[0].encoder.kernel): ")
     assert [str(o.nesting) for o in report.outcomes if o.nesting.mode == "tree"] == ["tree: un-nested", "tree: jit"]
-    assert report.notes == (f"flax takes the call in no nesting of its tree mode (tree: jit: {told})",)
+    assert report.notes == (f"no nesting takes the call in the tree mode (tree: jit: {told})",)
     with pytest.raises(
         CheckError, match=r"^nnx mode not supported by flax: tree\n  modes +graph passed   7 passed\n +tree not supp"
     ):

@@ -90,7 +90,64 @@ def test_what_jax_has_no_rule_for_in_references_alone_is_left_out_with_its_words
     )
     by_parameters = call(Scaled(by_value), X, nesting="ref: jit > grad[functional]", transforms="jit,grad").outcome
     assert by_parameters.unfit
-    assert by_parameters.reason.startswith("not supported in references: ")
+    assert "Ref" in by_parameters.reason
+    mapped = call(Scaled(by_value), X, nesting="ref: jit > vmap[jax_closure]").outcome
+    assert mapped.unfit
+    assert mapped.reason.startswith("not supported in references: ")
+
+
+class Mixed(nnx.Module):
+    """Writes a reference, and an array beside it."""
+
+    def __init__(self, *, ref=False):
+        self.total = nnx.Variable(jnp.zeros(()), ref=True)
+        self.count = nnx.Variable(jnp.zeros(()), ref=ref)
+
+    def __call__(self, x):
+        self.total[...] += x.sum()
+        self.count[...] += 1
+        return x
+
+
+def test_what_flax_refuses_of_an_array_beside_a_reference_is_no_fault_of_references():
+    refused = call(Mixed(), X, nesting="tree: jit > eval_shape[jax_closure]").outcome
+    assert (refused.verdict, refused.unfit) == ("rejected", False)
+    assert not refused.reason.startswith("not supported in references")
+    assert call(Mixed(ref=True), X, nesting="tree: jit > eval_shape[jax_closure]").outcome.verdict == "held"
+
+
+def test_a_note_names_the_arrays_that_references_keep_from_being_donated():
+    told = [(fact.kind, fact.names) for fact in call(Mixed(), X, nesting="jit").facts.notes]
+    assert told == [("beside references", ("model.count",))]
+    assert call(Mixed(ref=True), X, nesting="jit").facts.notes == ()
+
+
+class Sums(nnx.Module):
+    """Captured by a loop of jax, which takes a module in references alone."""
+
+    def __init__(self):
+        self.total = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x):
+        def body(carry, row):
+            self.total[...] += row.sum()
+            return carry, row
+
+        return jax.lax.scan(body, 0, x)[1]
+
+
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "jit > remat", "scan[functional]", "jit > vmap"])
+def test_a_model_that_works_in_references_alone_holds(nesting):
+    found = call(Sums(), X, nesting=f"ref: {nesting}", invariants=("tracers", "memory", "donation"))
+    assert found.outcome.verdict == "held", text(found)
+    assert call(Sums(), X, nesting="tree: jit").outcome.verdict == "failed"
+
+
+def test_a_note_says_that_nothing_is_in_references():
+    linear = nnx.Linear(4, 4, rngs=rngs())
+    captured = call(lambda x: linear(x) + 1, X, nesting="ref: jit")
+    assert [fact.kind for fact in captured.facts.notes] == ["nothing in references"]
+    assert call(linear, X, nesting="ref: jit").facts.notes == ()
 
 
 @pytest.mark.parametrize("nesting", ["jit > vmap", "jit > vmap > vmap", "jit > vmap[functional] > scan[functional]"])

@@ -12,6 +12,7 @@ from healthy import numbers, rngs
 from references import call, in_refs, needs_refs
 
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
 
 pytestmark = needs_refs
 X = numbers((2, 4))
@@ -100,6 +101,44 @@ def test_a_bare_reference_is_state_under_its_own_name():
     assert carried.reason.endswith("jax takes no reference in a carry, such as total")
 
 
+def adds(total, x):
+    total[...] += x.sum()
+    return x * 2
+
+
+@pytest.mark.parametrize("nesting", ["remat", "jit > cond", "jit > switch", "jit > vmap", "vmap > remat"])
+def test_a_layer_of_graph_mode_writes_a_bare_reference(nesting):
+    """It loses the writes to Variables, see `test_ref_invariants.py`."""
+    total = jax.new_ref(jnp.zeros(()))
+    found = call(adds, total, X, nesting=f"graph: {nesting}", transforms="jit,remat,vmap,cond,switch")
+    assert (found.outcome.verdict, found.outcome.notes) == ("held", ()), text(found)
+    np.testing.assert_allclose(total[...], X.sum(), rtol=1e-6)
+
+
+def adds_under_a_condition(total, x):
+    if x.sum() > 0:
+        total[...] += 1
+    return x
+
+
+def test_what_jax_has_no_rule_for_with_a_bare_reference_is_left_out():
+    total = jax.new_ref(jnp.zeros(()))
+    left_out = call(adds, total, X, nesting="tree: jit > vmap[jax_closure]").outcome
+    assert (left_out.unfit, left_out.reason.startswith("not supported in references: ")) == (True, True)
+    assert call(adds_under_a_condition, total, X, nesting="tree: jit").outcome.verdict == "failed"
+
+
+def test_an_abstract_bare_reference_is_left_out_where_flax_takes_none():
+    try:
+        total = jax.ShapeDtypeStruct((), jnp.float32, is_ref=True)
+    except TypeError:
+        pytest.skip("this jax has no abstract references")
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    assert call(adds, total, x, nesting="tree: jit").outcome.verdict == "held"
+    refused = call(adds, total, x, nesting="graph: jit").outcome
+    assert refused.reason.startswith("not supported in references: TypeError")
+
+
 COUNT = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
 
 
@@ -117,6 +156,20 @@ def test_a_reference_in_a_global_is_written_by_the_test_and_put_back_after_it(ne
         assert found.outcome.verdict == "held", text(found)
         assert COUNT[...] == steps
     assert COUNT[...] == 0
+
+
+def multiplies(x):
+    COUNT[...] += 1
+    return x * COUNT[...]
+
+
+def test_a_second_call_starts_from_what_the_nesting_made_of_a_reference_in_a_global():
+    memo = Memo()
+    for nesting in ("jit > scan > scan", "jit", "jit > jit"):
+        with Example(memo) as example:
+            for _ in range(2):
+                found = call(multiplies, X, nesting=nesting, example=example)
+                assert found.outcome.verdict == "held", text(found)
 
 
 def test_two_references_that_one_program_captures_are_told_apart():

@@ -273,4 +273,4 @@ def test_a_call_that_adds_state_is_noted_before_the_mode_that_its_body_closes():
     hypothesis_test.build(body, run, ())()
     added, closed = run.report().notes
     assert added == "the call adds model.hidden, which no loop can carry: argument scan left out"
-    assert closed.startswith("flax takes the call in no nesting of its tree mode")
+    assert closed.startswith("no nesting takes the call in the tree mode")
