@@ -264,7 +264,9 @@ MUTANTS = (
     Mutant("write_back.write_back", Drops("not getattr(values[path], 'is_ref', False)"), "test_ref_subject.py"),
     Mutant("comparison.unlike_arrays", Drops("wanted.after.leaves[each.path].value is not UNCHANGED"), "test_ref_invariants.py"),
     Mutant("staging.writes_reference", Returns("True"), "test_ref_invariants.py"),
-    Mutant("forwarding._put_back", Replaces("cut.get(place.pop(1)) == [*place, eqn.invars[1].aval.shape]", "place.pop(1) in cut"), "test_ref_memory.py"),
+    Mutant("forwarding._results", Replaces("part == (whole, *place, *(var.aval.shape for var in eqn.invars[:2]))", "type(part) is tuple"), "test_ref_memory.py"),
+    Mutant("forwarding._results", Replaces("(whole, *place, ", "(whole, *part[1:-2], "), "test_forwarding.py"),
+    Mutant("flow.scans_references", Replaces("sum(staging.scan_layout(scan))", "0"), "test_ref_invariants.py"),
     Mutant("outcomes.not_in_refs", Drops("raised is not None"), "test_ref_mode.py"),
     # reporting
     Mutant("tally.worse", Replaces("_RANK.index(outcome.verdict)", "-_RANK.index(outcome.verdict)"), "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
@@ -331,9 +333,9 @@ MUTANTS = (
     Mutant("text.fill", Replaces("break_on_hyphens=False", "break_on_hyphens=True"), "test_terminal.py"),
     Mutant("text._Lines._split", Replaces("_TOGETHER.sub(lambda match: match[0].replace(' ', _BLANK), text)", "text"), "test_terminal.py"),
     # copies
-    Mutant("forwarding.forwarded", Replaces("operands[number]", "out"), "test_copies.py"),
+    Mutant("forwarding._results", Replaces("operands[number]", "object()"), "test_copies.py"),
     Mutant("forwarding.FORWARDED", Replaces("{BARRIER, CONSTRAINT}", "{CONSTRAINT}"), "test_forwarding.py"),
-    Mutant("forwarding._forwarded_inside", Returns("value"), "test_forwarding.py test_copies.py"),
+    Mutant("forwarding._forwarded_inside", Returns("eqn"), "test_forwarding.py test_copies.py"),
     Mutant("forwarding.returned_twice", Returns("[]"), "test_copies.py"),
     Mutant("copies.copies_in", Never("held.temporaries + held.outputs - held.aliased < least"), "test_copies.py"),
     Mutant("copies.copies_in", Never("handed_bytes(program.jaxpr) < least"), "test_copies.py"),

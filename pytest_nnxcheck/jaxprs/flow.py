@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
+from pytest_nnxcheck.compat.arrays import is_ref_type
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 from pytest_nnxcheck.compat.variables import equation_line
 
@@ -256,6 +257,12 @@ def branches(closed: Any) -> bool:
 
 def scans(closed: Any) -> Iterator[Any]:
     return (eqn for eqn in all_equations(closed) if eqn.primitive.name == SCAN)
+
+
+def scans_references(closed: Any) -> bool:
+    """True if a scan takes references apart: each of its steps gets a slice of them."""
+    sliced = (var for scan in scans(closed) for var in scan.invars[sum(staging.scan_layout(scan)) :])
+    return any(is_ref_type(var.aval) for var in sliced)
 
 
 def writes_back(closed: Any) -> bool:

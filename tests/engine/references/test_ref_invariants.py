@@ -135,6 +135,36 @@ def test_a_scan_over_references_holds_them_twice(nesting):
     assert call(in_refs(Stack(by_index)), x, nesting=nesting).outcome.verdict == "held"
 
 
+class Blocks(nnx.Module):
+    """Blocks of arrays in `nnx.scan` over `nnx.remat`, which holds them once more; and one reference that a jit reads."""
+
+    def __init__(self, remat):
+        self.remat = remat
+        self.blocks = nnx.vmap(lambda key: nnx.Linear(160, 160, rngs=nnx.Rngs(key)))(
+            jax.random.split(jax.random.key(0), 8)
+        )
+        self.scale = nnx.Variable(jnp.ones(()), ref=True)
+        self.log = nnx.Variable(jnp.zeros((8, 160)), ref=True)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        @self.remat
+        def loop(block, x):
+            return jnp.tanh(block(x))
+
+        x = loop(self.blocks, loop(self.blocks, x))
+        self.log[jnp.int32(self.scale[...])] = x[0]
+        return jax.jit(lambda scale, x: x * scale[...])(self.scale.get_raw_value(), x)
+
+
+def test_a_copy_of_arrays_beside_a_reference_that_a_jit_reads_has_its_own_hint():
+    x = jnp.ones((2, 160))
+    found = call(Blocks(remat), x, nesting="jit")
+    assert broken(found) == ["memory"]
+    assert "nnx.remat(f, graph_updates=False)" in found.outcome.violations[0].hint
+    assert call(Blocks(remat_without_updates), x, nesting="jit").outcome.verdict == "held"
+
+
 # --- writes that are lost
 
 

@@ -73,6 +73,23 @@ def test_a_scan_over_references_copies_them_and_a_loop_that_indexes_does_not(f, 
         assert round(found.handed_back / STACK, 1) == handed_back, found
 
 
+def over_groups(groups, x):
+    return jax.lax.scan(lambda x, stack: (over_references(stack, x), None), x, groups)[0]
+
+
+def groups_by_index(groups, x):
+    return jax.lax.fori_loop(0, LAYERS, lambda i, x: block(x, groups[i // 4, i % 4]), x)
+
+
+@needs_refs
+@pytest.mark.parametrize("f, handed_back", [(over_groups, 0.5), (groups_by_index, 0)])
+def test_a_scan_in_a_scan_over_references_copies_each_group_once_more(f, handed_back):
+    """The forwarded program holds one of the two groups too: the outer scan takes it out."""
+    groups = jax.ShapeDtypeStruct((LAYERS // 4, 4, WIDTH, WIDTH), jnp.float32, is_ref=True)
+    found = copies(f, groups, jnp.ones((4, WIDTH)))
+    assert round(found.handed_back / STACK, 1) == handed_back, found
+
+
 def put_back(stack, x, *, shift):
     """An array in a carry of which each step takes a slice, and puts it where it was, or elsewhere."""
 
