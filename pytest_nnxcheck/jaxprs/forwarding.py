@@ -110,7 +110,7 @@ def handed_bytes(jaxpr: Any) -> int:
 
 def handed_inputs(jaxpr: Any) -> frozenset[int]:
     """The numbers of the inputs of an open jaxpr that its equations hand through."""
-    same = uses(jaxpr).same
+    same = uses(jaxpr.replace(eqns=[_forwarded_inside(eqn) for eqn in jaxpr.eqns])).same
     return frozenset(number for number, var in enumerate(jaxpr.invars) if len(same(var)) > 1)
 
 
