@@ -278,12 +278,13 @@ def remat_in_scan(closed: Any) -> bool:
 
 
 def written_twice(closed: Any) -> str:
-    """The line of the first remat that a gradient runs a second time, and with it a write to a reference; empty if there is none.
+    """The line of the first remat that a gradient runs a second time, and with it an update of a reference; empty if there is none.
 
-    Jax 0.10 and 0.12 differentiate that second run. It does not write references of the kind ``no_grad_no_remat``.
+    Jax 0.10 and 0.12 differentiate that second run. It does not write references of the kind ``no_grad_no_remat``. Where it writes what the
+    first run saved, or what depends on no reference, it writes the same value again.
     """
     again = (eqn for eqn in all_equations(closed) if eqn.primitive.name in REMATS and eqn.params.get("differentiated"))
-    return next((equation_line(eqn) or "a library" for eqn in again if staging.writes_reference(eqn)), "")
+    return next((equation_line(eqn) or "a library" for eqn in again if staging.updates_reference(eqn)), "")
 
 
 def lowest_precision(closed: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -234,7 +235,7 @@ def test_a_module_in_references_that_a_plain_jit_updates_is_no_difference():
 # --- writes that are made twice
 
 
-def gradient(checkpointed, kind=None):
+def gradient(checkpoint=lambda loss: loss, kind=None):
     """A gradient through code that reads a counter and moves it."""
     count = jax.new_ref(jnp.zeros(()), kind=kind)
 
@@ -244,21 +245,39 @@ def gradient(checkpointed, kind=None):
             count[...] = n + 1
             return (w * (n + 1)).sum()
 
-        return jax.grad(jax.checkpoint(loss) if checkpointed else loss)(w)
+        return jax.grad(checkpoint(loss))(w)
 
     return step, count
 
 
 def test_a_write_that_a_gradient_makes_twice_is_told():
-    step, count = gradient(checkpointed=True)
+    step, count = gradient(jax.checkpoint)
     found = call(step, count, X, nesting="jit")
     assert [fact.kind for fact in found.facts.notes] == ["written twice"]
     assert "test_ref_invariants.py" in found.facts.notes[0].names[0]
     assert count[...] == 2
-    for cure in (gradient(checkpointed=False), gradient(checkpointed=True, kind="no_grad_no_remat")):
+    saved = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.everything_saveable)
+    for cure in (gradient(), gradient(jax.checkpoint, kind="no_grad_no_remat"), gradient(saved)):
         found = call(*cure, X, nesting="jit")
         assert (found.outcome.verdict, found.facts.notes) == ("held", ())
         assert cure[1][...] == 1
+
+
+def test_a_value_that_is_written_once_more_as_it_was_is_not_told():
+    """It depends on no reference."""
+    last = jax.new_ref(jnp.zeros(()))
+
+    def step(last, w):
+        @jax.checkpoint
+        def loss(w):
+            last[...] = jax.lax.stop_gradient(w.sum())
+            return (w * w).sum()
+
+        return jax.grad(loss)(w)
+
+    found = call(step, last, X, nesting="jit")
+    assert (found.outcome.verdict, found.facts.notes) == ("held", ())
+    assert last[...] == X.sum()
 
 
 def test_a_layer_of_ours_that_makes_it_twice_breaks_parity():
