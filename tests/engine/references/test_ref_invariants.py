@@ -137,7 +137,7 @@ def test_a_scan_over_references_holds_them_twice(nesting):
 
 
 class Blocks(nnx.Module):
-    """Blocks of arrays in `nnx.scan` over `nnx.remat`, which holds them once more; and one reference that a jit reads."""
+    """Blocks of arrays in `nnx.scan` over `nnx.remat`, which holds them once more; and one reference that a loop and a jit read."""
 
     def __init__(self, remat):
         self.remat = remat
@@ -155,10 +155,11 @@ class Blocks(nnx.Module):
 
         x = loop(self.blocks, loop(self.blocks, x))
         self.log[jnp.int32(self.scale[...])] = x[0]
-        return jax.jit(lambda scale, x: x * scale[...])(self.scale.get_raw_value(), x)
+        scaled = jax.jit(lambda scale, x: jax.lax.fori_loop(0, 2, lambda _, x: x * scale[...], x))
+        return scaled(self.scale.get_raw_value(), x)
 
 
-def test_a_copy_of_arrays_beside_a_reference_that_a_jit_reads_has_its_own_hint():
+def test_a_copy_of_arrays_beside_a_reference_that_a_loop_reads_has_its_own_hint():
     x = jnp.ones((2, 160))
     found = call(Blocks(remat), x, nesting="jit")
     assert broken(found) == ["memory"]
