@@ -30,8 +30,8 @@ COPIES = frozenset({"copy", "copy_p", BARRIER, CONSTRAINT, "name", "stop_gradien
 
 READ_SLICE, UPDATE_SLICE = "dynamic_slice", "dynamic_update_slice"
 
-RESHAPES = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
-"""Primitives that give all elements of their first operand in another shape; a broadcast does where it adds axes of length one."""
+RESHAPES = frozenset({"broadcast_in_dim", "squeeze"})
+"""Primitives that give all elements of their first operand, in order; a broadcast does where it adds axes of length one."""
 
 UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 """Primitives that write a part of their first operand."""

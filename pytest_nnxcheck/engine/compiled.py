@@ -74,7 +74,8 @@ def measured(
     compiled = programs.compiled(staged.lowered, alone=alone)
     if label not in compiled.read:
         compiled.read[label] = buffers.read(compiled.program, subject=label)
-    memory, traced = compiled.read[label].with_names(names), TracedProgram.of(staged, len(parameters))
+    memory, arguments = compiled.read[label].with_names(names), jax.tree.leaves(staged.arguments)
+    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, leaves=len(parameters))
 
     def split_of(jitted: Any) -> Split:
         return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))

@@ -10,7 +10,7 @@ from pytest_nnxcheck.compat.arrays import discharged, is_ref_type
 from pytest_nnxcheck.core.facts import CallProgram
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.captured import captured
-from pytest_nnxcheck.jaxprs.forwarding import forwarded, puts_back
+from pytest_nnxcheck.jaxprs.forwarding import forwarded
 from pytest_nnxcheck.jaxprs.waste import waste
 
 
@@ -34,8 +34,8 @@ def call_program(
         captured=captured(closed, kept),
         donated=flow.donated_to_jits(jaxpr),
         inner_donations=flow.inner_donations(closed),
-        writes_back=flow.writes_back(closed),
-        remat_in_scan=flow.remat_in_scan(closed),
+        writes_back=flow.writes_back(traced),
+        remat_in_scan=flow.remat_in_scan(traced),
         branches=flow.branches(closed),
         calls_back=flow.calls_back(closed),
         waste=waste(jaxpr, rewritten),
@@ -43,6 +43,6 @@ def call_program(
         equations=flow.equations(closed),
         operations=flow.operations(closed),
         in_references=in_references,
-        scans_references=in_references and puts_back(discharged(traced)) > 0,
+        scans_references=flow.scans_references(traced),
         written_twice=flow.written_twice(traced) if in_references else "",
     )

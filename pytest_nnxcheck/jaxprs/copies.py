@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,17 +32,17 @@ class TracedProgram:
     """True if arguments that nobody reads stay in the program."""
 
     @classmethod
-    def of(cls, staged: Any, leaves: int) -> TracedProgram:
-        """The program of a result of `staging.staged_jit`."""
-        references = {
-            n for n, var in enumerate(staging.open_jaxpr(staged.traced.jaxpr).invars) if is_ref_type(var.aval)
-        }
-        donated = references | {number for number, is_donated in enumerate(staged.donated) if is_donated}
-        arguments = [
+    def of(
+        cls, closed: Any, arguments: Iterable[Any], flags: Iterable[bool], *, leaves: int = 0, keep_unused: bool = True
+    ) -> TracedProgram:
+        """The program of a closed jaxpr and its flat arguments; the flags are true for those that it donates."""
+        references = {number for number, var in enumerate(staging.open_jaxpr(closed).invars) if is_ref_type(var.aval)}
+        donated = references | {number for number, is_donated in enumerate(flags) if is_donated}
+        arrays = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) if number in references else leaf
-            for number, leaf in enumerate(jax.tree.leaves(staged.arguments))
+            for number, leaf in enumerate(arguments)
         ]
-        return cls(discharged(staged.traced.jaxpr), arguments, tuple(sorted(donated)), leaves)
+        return cls(discharged(closed), arrays, tuple(sorted(donated)), leaves, keep_unused)
 
     @property
     def hoisted(self) -> bool:

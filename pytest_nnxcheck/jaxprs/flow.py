@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
+from pytest_nnxcheck.compat.arrays import is_ref_type
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 from pytest_nnxcheck.compat.variables import equation_line
 
@@ -258,6 +259,12 @@ def scans(closed: Any) -> Iterator[Any]:
     return (eqn for eqn in all_equations(closed) if eqn.primitive.name == SCAN)
 
 
+def scans_references(closed: Any) -> bool:
+    """True if a scan takes references apart: each of its steps gets a slice of them."""
+    sliced = (var for scan in scans(closed) for var in scan.invars[sum(staging.scan_layout(scan)) :])
+    return any(is_ref_type(var.aval) for var in sliced)
+
+
 def writes_back(closed: Any) -> bool:
     """True if a scan stacks its stacked inputs anew, as they are: `nnx.scan` does that with the state that its body hands out."""
     stacked = (of_scan(scan, COPIES)[staging.scan_layout(scan)[1] :] for scan in scans(closed))
@@ -271,12 +278,13 @@ def remat_in_scan(closed: Any) -> bool:
 
 
 def written_twice(closed: Any) -> str:
-    """The line of the first remat that a gradient runs a second time, and with it a write to a reference; empty if there is none.
+    """The line of the first remat that a gradient runs a second time, and with it an update of a reference; empty if there is none.
 
-    Jax 0.10 and 0.12 differentiate that second run. It does not write references of the kind ``no_grad_no_remat``.
+    Jax 0.10 and 0.12 differentiate that second run. It does not write references of the kind ``no_grad_no_remat``. Where it writes what the
+    first run saved, or what depends on no reference, it writes the same value again.
     """
     again = (eqn for eqn in all_equations(closed) if eqn.primitive.name in REMATS and eqn.params.get("differentiated"))
-    return next((equation_line(eqn) or "a library" for eqn in again if staging.writes_reference(eqn)), "")
+    return next((equation_line(eqn) or "a library" for eqn in again if staging.updates_reference(eqn)), "")
 
 
 def lowest_precision(closed: Any) -> float:

@@ -151,12 +151,13 @@ def copies(
     from pytest_nnxcheck.xla.buffers import split_of
 
     closed, is_donated = traced
-    handed = handed_inputs(staging.open_jaxpr(closed))
+    program = TracedProgram.of(closed, arguments, is_donated, keep_unused=False)
+    handed = handed_inputs(staging.open_jaxpr(program.jaxpr))
     leaves = tuple(path for number, path in state.items() if number in handed)
     size = sum(nbytes(arguments[number]) for number in state)
     if not leaves:
         return 0, size, ()
-    donated = tuple(number for number, flag in enumerate(is_donated) if flag)
-    program = TracedProgram(closed, [*arguments], donated, keep_unused=False)
-    copied = copies_in(program, memory, size, lambda jitted: split_of(jitted.lower(*arguments).compile())).handed_back
+    copied = copies_in(
+        program, memory, size, lambda jitted: split_of(jitted.lower(*program.arguments).compile())
+    ).handed_back
     return (copied if copied >= least_copy(size) else 0), size, leaves

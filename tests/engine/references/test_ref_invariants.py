@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -141,6 +142,37 @@ def test_a_scan_over_references_holds_them_twice(nesting):
     assert call(in_refs(Stack(by_index)), x, nesting=nesting).outcome.verdict == "held"
 
 
+class Blocks(nnx.Module):
+    """Blocks of arrays in `nnx.scan` over `nnx.remat`, which holds them once more; and one reference that a loop and a jit read."""
+
+    def __init__(self, remat):
+        self.remat = remat
+        self.blocks = nnx.vmap(lambda key: nnx.Linear(160, 160, rngs=nnx.Rngs(key)))(
+            jax.random.split(jax.random.key(0), 8)
+        )
+        self.scale = nnx.Variable(jnp.ones(()), ref=True)
+        self.log = nnx.Variable(jnp.zeros((8, 160)), ref=True)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        @self.remat
+        def loop(block, x):
+            return jnp.tanh(block(x))
+
+        x = loop(self.blocks, loop(self.blocks, x))
+        self.log[jnp.int32(self.scale[...])] = x[0]
+        scaled = jax.jit(lambda scale, x: jax.lax.fori_loop(0, 2, lambda _, x: x * scale[...], x))
+        return scaled(self.scale.get_raw_value(), x)
+
+
+def test_a_copy_of_arrays_beside_a_reference_that_a_loop_reads_has_its_own_hint():
+    x = jnp.ones((2, 160))
+    found = call(Blocks(remat), x, nesting="jit")
+    assert broken(found) == ["memory"]
+    assert "nnx.remat(f, graph_updates=False)" in found.outcome.violations[0].hint
+    assert call(Blocks(remat_without_updates), x, nesting="jit").outcome.verdict == "held"
+
+
 # --- writes that are lost
 
 
@@ -271,7 +303,7 @@ def test_a_call_that_depends_on_how_often_it_was_made_is_no_difference(invariant
 # --- writes that are made twice
 
 
-def gradient(checkpointed, kind=None):
+def gradient(checkpoint=lambda loss: loss, kind=None):
     """A gradient through code that reads a counter and moves it."""
     count = jax.new_ref(jnp.zeros(()), kind=kind)
 
@@ -281,21 +313,39 @@ def gradient(checkpointed, kind=None):
             count[...] = n + 1
             return (w * (n + 1)).sum()
 
-        return jax.grad(jax.checkpoint(loss) if checkpointed else loss)(w)
+        return jax.grad(checkpoint(loss))(w)
 
     return step, count
 
 
 def test_a_write_that_a_gradient_makes_twice_is_told():
-    step, count = gradient(checkpointed=True)
+    step, count = gradient(jax.checkpoint)
     found = call(step, count, X, nesting="jit")
     assert [fact.kind for fact in found.facts.notes] == ["written twice"]
     assert "test_ref_invariants.py" in found.facts.notes[0].names[0]
     assert count[...] == 2
-    for cure in (gradient(checkpointed=False), gradient(checkpointed=True, kind="no_grad_no_remat")):
+    saved = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.everything_saveable)
+    for cure in (gradient(), gradient(jax.checkpoint, kind="no_grad_no_remat"), gradient(saved)):
         found = call(*cure, X, nesting="jit")
         assert (found.outcome.verdict, found.facts.notes) == ("held", ())
         assert cure[1][...] == 1
+
+
+def test_a_value_that_is_written_once_more_as_it_was_is_not_told():
+    """It depends on no reference."""
+    last = jax.new_ref(jnp.zeros(()))
+
+    def step(last, w):
+        @jax.checkpoint
+        def loss(w):
+            last[...] = jax.lax.stop_gradient(w.sum())
+            return (w * w).sum()
+
+        return jax.grad(loss)(w)
+
+    found = call(step, last, X, nesting="jit")
+    assert (found.outcome.verdict, found.facts.notes) == ("held", ())
+    assert last[...] == X.sum()
 
 
 def test_a_layer_of_ours_that_makes_it_twice_breaks_parity():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from references import needs_refs
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.core.peak import Copies
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
+from pytest_nnxcheck.watch.programs import Programs
 from pytest_nnxcheck.xla.buffers import split_of
 
 WIDTH, LAYERS = 256, 8
@@ -20,7 +22,9 @@ def copies(f, *arguments, donate=()):
     """The copies of its first argument that ``f`` holds."""
     staged = []
     staging.staged_jit(jax.jit, f, staged.append, keep_unused=True, donate_argnums=donate)(*arguments)
-    program = TracedProgram.of(staged[0], 1)
+    program = TracedProgram.of(
+        staged[0].traced.jaxpr, jax.tree.leaves(staged[0].arguments), staged[0].donated, leaves=1
+    )
     held = split_of(staged[0].lowered.compile())
     return copies_in(program, held, STACK, lambda jitted: split_of(jitted.lower(*program.arguments).compile()))
 
@@ -71,6 +75,47 @@ def test_a_scan_over_references_copies_them_and_a_loop_that_indexes_does_not(f, 
     for program in (f, twice):
         found = copies(program, stack, jnp.ones((4, WIDTH)))
         assert round(found.handed_back / STACK, 1) == handed_back, found
+
+
+def over_groups(groups, x):
+    return jax.lax.scan(lambda x, stack: (over_references(stack, x), None), x, groups)[0]
+
+
+def groups_by_index(groups, x):
+    return jax.lax.fori_loop(0, LAYERS, lambda i, x: block(x, groups[i // 4, i % 4]), x)
+
+
+@needs_refs
+@pytest.mark.parametrize("f, handed_back", [(over_groups, 0.5), (groups_by_index, 0)])
+def test_a_scan_in_a_scan_over_references_copies_each_group_once_more(f, handed_back):
+    """The forwarded program holds one of the two groups too: the outer scan takes it out."""
+    groups = jax.ShapeDtypeStruct((LAYERS // 4, 4, WIDTH, WIDTH), jnp.float32, is_ref=True)
+    found = copies(f, groups, jnp.ones((4, WIDTH)))
+    assert round(found.handed_back / STACK, 1) == handed_back, found
+
+
+class Layers(nnx.Module):
+    def __init__(self, loop):
+        self.loop = loop
+        self.kernel = nnx.Param(jnp.ones((LAYERS, WIDTH, WIDTH)) / WIDTH, ref=True)
+
+    def __call__(self, x):
+        return self.loop(self.kernel.get_raw_value(), x)
+
+
+@needs_refs
+@pytest.mark.usefixtures("aliased_bytes", "optimized")
+@pytest.mark.parametrize("jitted", [nnx.jit, jax.jit])
+def test_watch_mode_tells_of_a_scan_over_references_and_of_no_loop_that_indexes(jitted):
+    def watched(loop):
+        model, programs = Layers(loop), Programs(None)
+        with programs.of():
+            jitted(lambda model, x: model(x))(model, jnp.ones((4, WIDTH)))
+        assert programs.unread == ""
+        return [(program.leaves, round(program.copied / STACK, 1)) for program in programs.take()]
+
+    assert watched(over_references) == [(("model.kernel",), 1.0)]
+    assert watched(by_index) == []
 
 
 def put_back(stack, x, *, shift):
