@@ -180,6 +180,7 @@ MUTANTS = (
     Mutant("run.ended", Drops("error and nesting.layers"), "test_captured_modules.py"),
     Mutant("causes.merged_inside", Drops("tuple(pinned)"), "test_neighbours.py"),
     Mutant("hints.other_dtype", Drops("'NoneType'"), "test_recompilation.py"),
+    Mutant("arrays.is_in_ref", Drops("isinstance(leaf, jax.ShapeDtypeStruct)"), "test_subject.py"),
     Mutant("compile_cache.beside_text", Replaces("id", "type"), "test_settings_before_jax.py"),
     Mutant("causes.closure_of", Never("isinstance(function, functools.partial)"), "test_captured_modules.py"),
     Mutant("causes.bound_by", Drops("'func'"), "test_captured_modules.py"),
@@ -258,6 +259,7 @@ MUTANTS = (
     Mutant("catalogue.forget_own_later.forget", Drops("OWN_INVARIANTS.clear()"), "test_handed_in.py"),
     Mutant("marker._handed_in", Replaces("item.ihook", "item.config.hook"), "test_handed_in.py"),
     # references
+    Mutant("arrays.is_in_ref", Drops("isinstance(leaf, jax.ShapeDtypeStruct)"), "test_subject.py"),
     Mutant("compile_cache.beside_text", Replaces("written.in_mut if written else ()", "()"), "test_ref_subject.py"),
     Mutant("snapshot.write_reference", Drops("reference[...] = held[0]"), "test_ref_subject.py"),
     Mutant("root.Root.donated_arguments", Drops("not holds_references"), "test_ref_subject.py"),
