@@ -16,7 +16,7 @@ import jaxlib
 from flax import nnx
 from jax._src import core
 
-from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
+from pytest_nnxcheck.compat.arrays import describe, is_held_ref, value_of
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -106,10 +106,10 @@ def is_pinned(variable: Any) -> bool:
 
 
 def set_variable_value(variable: Any, raw: Any) -> None:
-    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. A reference stays, and takes the value in. All versions."""
+    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. A reference stays, and takes in a value of its own type. All versions."""
     for name in ("_raw_value", "raw_value", "value"):
         if (held := _read(variable, name, _ABSENT)) is not _ABSENT:
-            if is_held_ref(held) and not is_tracer(raw):
+            if is_held_ref(held) and not is_tracer(raw) and describe(raw) == describe(held):
                 held[...] = value_of(raw)
             else:
                 object.__setattr__(variable, name, raw)

@@ -210,7 +210,9 @@ def numbers(value: Any) -> Any:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """True if two arrays or references hold the same numbers."""
+    """True if two arrays or references are of one type, and hold the same numbers."""
+    if describe(one) != describe(other):
+        return False
     return np.array_equal(numbers(value_of(one)), numbers(value_of(other)), equal_nan=inexact(one))
 
 

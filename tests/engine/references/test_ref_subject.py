@@ -159,3 +159,11 @@ def test_an_abstract_model_in_references_is_compiled_and_keeps_its_buffers():
         assert found.outcome.evidence.split.aliased > 0
     refused = call(model, jax.ShapeDtypeStruct(X.shape, X.dtype), nesting="jit").outcome
     assert refused.reason.startswith("not supported in references: TypeError")
+
+
+@pytest.mark.parametrize("nesting", ["un-nested", "jit[functional]"])
+def test_real_references_beside_an_abstract_input_stay_as_they_are(nesting):
+    for model in (in_refs(Averages(rngs())), Averages(rngs())):
+        found = call(model, jax.ShapeDtypeStruct(X.shape, X.dtype), nesting=nesting, invariants="tracers,memory")
+        assert found.outcome.verdict == "held", text(found)
+        assert not model.norm.mean[...].any()
