@@ -16,7 +16,7 @@ import jaxlib
 from flax import nnx
 from jax._src import core
 
-from pytest_nnxcheck.compat.arrays import describe, is_held_ref, value_of
+from pytest_nnxcheck.compat.arrays import describe, is_held_ref, is_ref, value_of
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -79,7 +79,7 @@ _VARIABLE_FIELDS = frozenset(("raw_value", "_raw_value", "value", "type", "_trac
 
 
 def variable_value(variable: Any) -> Any:
-    """The raw value of a Variable (or VariableState).
+    """The raw value of a Variable (or VariableState); a reference that no Variable holds is its own.
 
     Public access (``.value``, ``[...]``) runs the Variable's hooks and warns by version; the slot is ``_raw_value`` from
     flax 0.12, ``raw_value`` before, and ``value`` in a VariableState. All versions.
@@ -87,7 +87,7 @@ def variable_value(variable: Any) -> Any:
     for name in ("_raw_value", "raw_value", "value"):
         if (value := _read(variable, name, _ABSENT)) is not _ABSENT:
             return value
-    return None
+    return variable if is_ref(variable) else None
 
 
 def variable_kind(variable: Any) -> str:
@@ -107,18 +107,14 @@ def is_pinned(variable: Any) -> bool:
 
 def set_variable_value(variable: Any, raw: Any) -> None:
     """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. A reference stays, and takes in a value of its own type. All versions."""
+    held = variable_value(variable)
+    if is_held_ref(held) and not is_tracer(raw) and describe(raw) == describe(held):
+        held[...] = value_of(raw)
+        return
     for name in ("_raw_value", "raw_value", "value"):
-        if (held := _read(variable, name, _ABSENT)) is not _ABSENT:
-            if is_held_ref(held) and not is_tracer(raw) and describe(raw) == describe(held):
-                held[...] = value_of(raw)
-            else:
-                object.__setattr__(variable, name, raw)
+        if _read(variable, name, _ABSENT) is not _ABSENT:
+            object.__setattr__(variable, name, raw)
             return
-
-
-def variable_of_ref(ref: Any) -> Any:
-    """A Variable that holds this very reference, or its abstract twin: the constructor takes none. From flax 0.12.7 on."""
-    return nnx.Variable.from_metadata(ref, nnx.Variable(0).get_metadata() | {"ref": True})
 
 
 def is_hijax(variable: Any) -> bool:
@@ -135,7 +131,8 @@ def variable_metadata(variable: Any) -> dict[str, Any]:
     metadata: dict[str, Any] | None = _read(variable, "_var_metadata")
     if metadata is not None:
         return metadata
-    return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _VARIABLE_FIELDS}
+    own = {} if is_ref(variable) else _read(variable, "__dict__") or {}
+    return {key: value for key, value in own.items() if key not in _VARIABLE_FIELDS}
 
 
 def trace_identity(tracer: Any) -> tuple[Any, Any]:

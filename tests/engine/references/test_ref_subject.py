@@ -11,6 +11,7 @@ from flax import nnx
 from healthy import numbers, rngs
 from references import call, in_refs, needs_refs
 
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.example import Example
 
 pytestmark = needs_refs
@@ -98,6 +99,63 @@ def test_a_bare_reference_is_state_under_its_own_name():
     carried = call(total_of, jax.new_ref(X), X, nesting="jit > scan").outcome
     assert carried.unfit
     assert carried.reason.endswith("jax takes no reference in a carry, such as total")
+
+
+def add(total, x):
+    total[...] += x.sum()
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "nesting",
+    ["remat", "jit > cond", "jit > switch", "vmap", "graph_no_updates: jit > vmap > vmap", "tree: jit > vmap"],
+)
+def test_a_bare_reference_is_written_where_a_write_to_one_in_a_variable_is_lost(nesting):
+    """Flax hands a reference among the arguments of a transform on as it is; see `test_ref_invariants` for Variables."""
+    total = jax.new_ref(jnp.zeros(()))
+    found = call(add, total, X, nesting=nesting, transforms="jit,remat,cond,vmap,switch")
+    assert (found.outcome.verdict, found.outcome.notes) == ("held", ()), text(found)
+    np.testing.assert_allclose(total[...], X.sum(), rtol=1e-5)
+
+
+def test_what_jax_has_no_rule_for_with_a_bare_reference_is_left_out_and_what_raises_for_an_array_too_fails():
+    def wrong(total, x):
+        raise ValueError("not for anything")
+
+    for subject, verdict in ((add, "rejected"), (wrong, "failed")):
+        outcome = call(
+            subject, jax.new_ref(jnp.zeros(())), X, nesting="tree: shard_map[closure]", transforms="jit,shard_map"
+        ).outcome
+        assert outcome.verdict == verdict, outcome.reason
+        assert outcome.reason.startswith("not supported in references: ") == (subject is add)
+
+
+def test_one_reference_is_passed_twice_but_is_in_no_two_places():
+    def adds_to_both(total, other, x):
+        total[...] += 1
+        other[...] += 1
+        return x
+
+    total = jax.new_ref(jnp.zeros(()))
+    assert call(adds_to_both, total, total, X, nesting="jit > remat").outcome.verdict == "held"
+    assert total[...] == 2
+    model = in_refs(Averages(rngs()))
+    held = model.norm.mean.get_raw_value()
+    words = " are one mutable array of jax .*: hand over the model or the reference"
+    with pytest.raises(CheckError, match=r"^model.norm.mean and total" + words):
+        call(lambda model, total, x: model(x), model, held, X, nesting="jit")
+    model.norm.var = nnx.BatchStat.from_metadata(held, model.norm.mean.get_metadata())
+    with pytest.raises(CheckError, match=r"^model.norm.mean and model.norm.var" + words):
+        call(model, X, nesting="un-nested")
+    assert model.norm.var.get_raw_value() is held
+
+
+@pytest.mark.parametrize("total, x", [("abstract", "real"), ("real", "abstract")])
+def test_a_bare_reference_beside_abstract_arrays_is_refused(total, x):
+    ref = jax.new_ref(jnp.zeros(())) if total == "real" else jax.ShapeDtypeStruct((), jnp.float32, is_ref=True)
+    given = X if x == "real" else jax.ShapeDtypeStruct(X.shape, X.dtype)
+    with pytest.raises(CheckError, match=r"^total.* is a mutable array of jax .* with ref=True$"):
+        call(add, ref, given, nesting="jit")
 
 
 COUNT = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
