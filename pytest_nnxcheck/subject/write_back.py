@@ -30,8 +30,7 @@ def write_back(subject: Subject, copy: Any) -> None:
         # Beside abstract arrays the user's real ones stay, and the twin of a reference is as the call found it.
         stays = subject.abstract and (isinstance(held, jax.Array) or is_in_ref(held) or is_in_ref(value))
         if path in values and not stays:
-            new = value if is_held_ref(held) else where_it_was(value_of(value), held)
-            variables.set_variable_value(variable, new)
+            variables.set_variable_value(variable, value if is_held_ref(held) else where_it_was(value_of(value), held))
     if not subject.abstract:
         graft(subject.state, copy)
 

@@ -211,9 +211,8 @@ def numbers(value: Any) -> Any:
 
 def alike(one: Any, other: Any) -> bool:
     """True if two arrays or references are of one type, and hold the same numbers."""
-    if describe(one) != describe(other):
-        return False
-    return np.array_equal(numbers(value_of(one)), numbers(value_of(other)), equal_nan=inexact(one))
+    same_type = describe(one) == describe(other)
+    return same_type and np.array_equal(numbers(value_of(one)), numbers(value_of(other)), equal_nan=inexact(one))
 
 
 def apart(a: Any, b: Any) -> Any:
