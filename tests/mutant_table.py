@@ -260,9 +260,10 @@ MUTANTS = (
     # references
     Mutant("arrays.is_in_ref", Drops("isinstance(leaf, jax.ShapeDtypeStruct)"), "test_subject.py"),
     Mutant("compile_cache.beside_text", Replaces("written.in_mut if written else ()", "()"), "test_ref_subject.py"),
-    Mutant("snapshot.write_reference", Drops("reference[...] = held[0]"), "test_ref_subject.py"),
+    Mutant("snapshot.write_reference", Drops("reference[...] = value"), "test_ref_subject.py"),
     Mutant("subject.Subject.split", Never("(other := first.setdefault(id(value), path)) != path"), "test_ref_subject.py"),
-    Mutant("mapping.put", Never("isinstance(leaf, jax.Ref)"), "test_ref_subject.py"),
+    Mutant("walk.Walk.since", Replaces("(self.modules, False)", "(self.modules, True)"), "test_ref_subject.py"),
+    Mutant("mapping.put", Drops("delattr(state, name)"), "test_ref_subject.py"),
     Mutant("flax_modes.with_refs", Never("isinstance(held, jax.Ref)"), "test_ref_subject.py"),
     Mutant("root.Root.donated_arguments", Drops("not holds_references"), "test_ref_subject.py"),
     Mutant("write_back.write_back", Drops("is_in_ref(value)"), "test_ref_subject.py"),

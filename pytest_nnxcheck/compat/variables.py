@@ -75,7 +75,8 @@ def _read(value: object, name: str, default: Any = None) -> Any:
 
 
 _ABSENT: Any = object()
-_VARIABLE_FIELDS = frozenset(("raw_value", "_raw_value", "value", "type", "_trace_state", "_var_metadata"))
+_FIELDS = frozenset(("raw_value", "_raw_value", "value", "type", "_trace_state", "_var_metadata", "_aval", "_refs"))
+"""The attributes of a Variable that are no metadata; the last two are those of a reference that no Variable holds."""
 
 
 def variable_value(variable: Any) -> Any:
@@ -131,8 +132,7 @@ def variable_metadata(variable: Any) -> dict[str, Any]:
     metadata: dict[str, Any] | None = _read(variable, "_var_metadata")
     if metadata is not None:
         return metadata
-    own = {} if is_ref(variable) else _read(variable, "__dict__") or {}
-    return {key: value for key, value in own.items() if key not in _VARIABLE_FIELDS}
+    return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _FIELDS}
 
 
 def trace_identity(tracer: Any) -> tuple[Any, Any]:

@@ -101,7 +101,9 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
         case found.ValueDiffers(size=size):
             wanted = f"wanted = ({meaning_text(call.nesting)})(eager, *inputs)"
             references = [*map(call.subject.path, call.profile.state.references)]
-            read = "[...]" if finding.path in references else ""  # which an array and a new reference in its place take too
+            read = (
+                "[...]" if finding.path in references else ""
+            )  # which an array and a new reference in its place take too
             if references:
                 yield "before", "call, eager = program, with_refs(state, ref=False)"
             else:

@@ -76,9 +76,7 @@ class Parts:
 
     def file(self, label: str, leaf: Any) -> None:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
-        if is_in_ref(leaf) and not (is_ref(leaf) and flax_modes.takes_refs()):
-            raise CheckError(ref_refused(label))
-        if graph.is_graph_node(leaf) or is_ref(leaf):
+        if graph.is_graph_node(leaf) or is_in_ref(leaf):
             variables = graph.variables(leaf)
             refuse_variables(label, variables)
             self.values += [variable_value(variable) for _, variable in variables]
@@ -211,8 +209,8 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         return program
 
     tree = OutputTree()
-    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in (*inputs, *parts.values))
-    if abstract and (bare := [parts.labels[name] for name, node in nodes.items() if is_ref(node)]):
+    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in (*inputs, *parts.values, *nodes.values()))
+    if abstract and (bare := [parts.labels[name] for name, node in nodes.items() if is_in_ref(node)]):
         raise CheckError(ref_refused(f"{bare[0]}, beside abstract arrays,"))
     # A program without inputs would give the layers nothing to map over and the guards no tracer to know their trace by.
     filled = inputs or [np.zeros((), np.float32)]

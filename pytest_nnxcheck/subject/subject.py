@@ -112,8 +112,7 @@ class Subject:
         for path, value in graph.raw_leaves(self.state):
             if is_ref(value) and (other := first.setdefault(id(value), path)) != path:
                 raise CheckError(
-                    f"{self.path(other)} and {self.path(path)} are one mutable array of jax (jax.Ref), and a program takes it"
-                    " once: hand over the model or the reference, and put one Variable into both places"
+                    f"{self.path(other)} and {self.path(path)} are one mutable array of jax (jax.Ref), and a program takes it once: put one Variable into both places"
                 )
         try:
             graphdef, leaves = flax_modes.split(self.state)

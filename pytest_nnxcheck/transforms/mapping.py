@@ -67,9 +67,8 @@ def first_in_refs(tree: Any, before: Any) -> Any:
 
 def put(state: Any, leaves: Any) -> None:
     """Update a node; a reference that no Variable holds by another, where flax would write into the one that is there."""
-    for name, leaf in leaves.items():
-        if isinstance(leaf, jax.Ref):
-            delattr(state, name)
+    for name in [name for name, leaf in leaves.items() if isinstance(leaf, jax.Ref)]:
+        delattr(state, name)
     nnx.update(state, leaves)
 
 

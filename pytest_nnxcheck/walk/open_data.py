@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck.compat import flax_modes, variables
-from pytest_nnxcheck.compat.arrays import is_ref
+from pytest_nnxcheck.compat.arrays import is_ref, value_of
 from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.raw_access import (
     Layout,
@@ -91,7 +91,8 @@ def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_reference(value: Any, name: Name, visit: Visit) -> None:
-    visit.keep(name, snapshot.REFERENCE, value)
+    if visit.keeps_references:
+        visit.keep(name, snapshot.REFERENCE, (value, value_of(value)))
 
 
 # --- instances -----------------------------------------------------------------------------------------------------------

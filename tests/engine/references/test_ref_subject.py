@@ -11,8 +11,11 @@ from flax import nnx
 from healthy import numbers, rngs
 from references import call, in_refs, needs_refs
 
+from pytest_nnxcheck.compat.arrays import value_of
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.walk import open_data
+from pytest_nnxcheck.walk.walk import walk
 
 pytestmark = needs_refs
 X = numbers((2, 4))
@@ -141,7 +144,7 @@ def test_one_reference_is_passed_twice_but_is_in_no_two_places():
     assert total[...] == 2
     model = in_refs(Averages(rngs()))
     held = model.norm.mean.get_raw_value()
-    words = " are one mutable array of jax .*: hand over the model or the reference"
+    words = " are one mutable array of jax .*: put one Variable into both places$"
     with pytest.raises(CheckError, match=r"^model.norm.mean and total" + words):
         call(lambda model, total, x: model(x), model, held, X, nesting="jit")
     model.norm.var = nnx.BatchStat.from_metadata(held, model.norm.mean.get_metadata())
@@ -175,6 +178,18 @@ def test_a_reference_in_a_global_is_written_by_the_test_and_put_back_after_it(ne
         assert found.outcome.verdict == "held", text(found)
         assert COUNT[...] == steps
     assert COUNT[...] == 0
+
+
+def test_a_walk_copies_a_reference_once_and_what_looks_for_changes_copies_none(monkeypatch):
+    copies = []
+    monkeypatch.setattr(open_data, "value_of", lambda ref: copies.append(ref) or value_of(ref))
+    ref, array = jax.new_ref(jnp.zeros(())), jnp.zeros(())
+    earlier = walk([("ref", ref), ("array", array)])
+    ref[...] = 1.0
+    later = earlier.extended([("copy", jax.new_ref(jnp.zeros(())))])
+    assert (later.places.restore(), later.tracers) == ((), [])
+    assert ref[...] == 0
+    assert [copy is ref for copy in copies] == [True]
 
 
 def test_two_references_that_one_program_captures_are_told_apart():
