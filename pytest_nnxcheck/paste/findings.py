@@ -100,11 +100,9 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
         case found.ValueDiffers(size=size):
             wanted = f"wanted = ({meaning_text(call.nesting)})(eager, *inputs)"
-            references = [*map(call.subject.path, call.profile.state.references)]
-            read = (
-                "[...]" if finding.path in references else ""
-            )  # which an array and a new reference in its place take too
-            if references:
+            # An array, and a new reference in the place of one, take this as well.
+            read = "[...]" if finding.path in map(call.subject.path, call.profile.state.references) else ""
+            if call.profile.state.references:
                 yield "before", "call, eager = program, with_refs(state, ref=False)"
             else:
                 yield "before", "call, eager = program, nnx.clone(state)"
