@@ -59,13 +59,13 @@ def flattened_paths(node: Any) -> list[tuple[Any, ...]]:
 
 
 def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """(path, Variable) of every Variable of a graph node. All versions.
+    """(path, Variable) of every Variable of a graph node, and of every reference that no Variable holds, which is a place of its own. All versions.
 
     `nnx.iter_graph` of flax 0.10 yields a shared Variable under each of its names: the first one counts.
     """
     nodes: dict[int, tuple[tuple[Any, ...], Any]] = {}
     for path, node in iter_graph(state):
-        if isinstance(node, nnx.Variable):
+        if isinstance(node, nnx.Variable) or is_ref(node):
             nodes.setdefault(id(node), (tuple(path), node))
     return list(nodes.values())
 
@@ -86,7 +86,7 @@ def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
         if not is_graph_node(node) or isinstance(node, nnx.Variable):
             continue
         for name, value in vars(node).items() if hasattr(node, "__dict__") else ():
-            if not name.startswith(("_object__", "_pytree__")) and not holds_nodes(value):
+            if not name.startswith(("_object__", "_pytree__")) and not (holds_nodes(value) or is_ref(value)):
                 leaves.append(((*path, name), value))
     return leaves
 

@@ -16,7 +16,7 @@ import jaxlib
 from flax import nnx
 from jax._src import core
 
-from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
+from pytest_nnxcheck.compat.arrays import describe, is_held_ref, is_ref, value_of
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -75,11 +75,12 @@ def _read(value: object, name: str, default: Any = None) -> Any:
 
 
 _ABSENT: Any = object()
-_VARIABLE_FIELDS = frozenset(("raw_value", "_raw_value", "value", "type", "_trace_state", "_var_metadata"))
+_FIELDS = frozenset(("raw_value", "_raw_value", "value", "type", "_trace_state", "_var_metadata", "_aval", "_refs"))
+"""The attributes of a Variable that are no metadata; the last two are those of a reference that no Variable holds."""
 
 
 def variable_value(variable: Any) -> Any:
-    """The raw value of a Variable (or VariableState).
+    """The raw value of a Variable (or VariableState); a reference that no Variable holds is its own.
 
     Public access (``.value``, ``[...]``) runs the Variable's hooks and warns by version; the slot is ``_raw_value`` from
     flax 0.12, ``raw_value`` before, and ``value`` in a VariableState. All versions.
@@ -87,7 +88,7 @@ def variable_value(variable: Any) -> Any:
     for name in ("_raw_value", "raw_value", "value"):
         if (value := _read(variable, name, _ABSENT)) is not _ABSENT:
             return value
-    return None
+    return variable if is_ref(variable) else None
 
 
 def variable_kind(variable: Any) -> str:
@@ -106,27 +107,15 @@ def is_pinned(variable: Any) -> bool:
 
 
 def set_variable_value(variable: Any, raw: Any) -> None:
-    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. A reference stays, and takes the value in. All versions."""
+    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. A reference stays, and takes in a value of its own type. All versions."""
+    held = variable_value(variable)
+    if is_held_ref(held) and not is_tracer(raw) and describe(raw) == describe(held):
+        held[...] = value_of(raw)
+        return
     for name in ("_raw_value", "raw_value", "value"):
-        if (held := _read(variable, name, _ABSENT)) is not _ABSENT:
-            if is_held_ref(held) and not is_tracer(raw):
-                held[...] = value_of(raw)
-            else:
-                object.__setattr__(variable, name, raw)
+        if _read(variable, name, _ABSENT) is not _ABSENT:
+            object.__setattr__(variable, name, raw)
             return
-
-
-class BareReference(nnx.Variable[Any]):
-    """A Variable in the place of a reference that is none. Flax copies it with the reference, as it hands a bare one on. From flax 0.12.7 on."""
-
-    def copy(self, *args: Any, _copy_ref: bool = True, **updates: Any) -> Any:
-        return super().copy(*args, _copy_ref=updates.get("ref") is False, **updates)
-
-
-def variable_of_ref(ref: Any) -> Any:
-    """A Variable that holds this very reference: the constructor takes none. Of an abstract one it holds the type, as after `nnx.eval_shape`. From flax 0.12.7 on."""
-    held = jax.ShapeDtypeStruct(ref.shape, ref.dtype, sharding=ref.sharding) if hasattr(ref, "is_ref") else ref
-    return BareReference.from_metadata(held, nnx.Variable(0).get_metadata() | {"ref": True})
 
 
 def is_hijax(variable: Any) -> bool:
@@ -143,7 +132,7 @@ def variable_metadata(variable: Any) -> dict[str, Any]:
     metadata: dict[str, Any] | None = _read(variable, "_var_metadata")
     if metadata is not None:
         return metadata
-    return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _VARIABLE_FIELDS}
+    return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _FIELDS}
 
 
 def trace_identity(tracer: Any) -> tuple[Any, Any]:

@@ -100,16 +100,17 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
         case found.ValueDiffers(size=size):
             wanted = f"wanted = ({meaning_text(call.nesting)})(eager, *inputs)"
+            # An array, and a new reference in the place of one, take this as well.
+            read = "[...]" if finding.path in map(call.subject.path, call.profile.state.references) else ""
             if call.profile.state.references:
-                value = f"{value}[...]" if value else ""
-                yield "before", "call, eager = program, nnx.with_vars(state, ref=False, allow_duplicates=True)"
+                yield "before", "call, eager = program, with_refs(state, ref=False)"
             else:
                 yield "before", "call, eager = program, nnx.clone(state)"
                 yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
             yield "before", wanted if call.nesting.layers else f"with jax.disable_jit():\n        {wanted}"
             if value:
-                yield "before", f"wanted = {call.value(finding.path, 'eager')}"
-            yield "after", f"differs(wanted, {value or primal_text(call.nesting)}, {min(size / 2, 1e300)!r})"
+                yield "before", f"wanted = {call.value(finding.path, 'eager')}{read}"
+            yield "after", f"differs(wanted, {value + read or primal_text(call.nesting)}, {min(size / 2, 1e300)!r})"
         case found.DoesNotFit(on=on):
             yield "after", f"peak_on_target(executable, {bool(parse_target(on.target).chip.gpu)}) > {on.limit}"
         case found.OverBudgetOnTarget(on=on, bound=bound):

@@ -63,7 +63,7 @@ def ready(call: Call, looks: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     layers, abstract = call.nesting.layers, call.subject.abstract
     if call.subject.in_refs:
-        yield "state = nnx.with_vars(state, ref=True, allow_duplicates=True)"
+        yield "state = with_refs(state, ref=True)"
     elif not abstract and looks.own_arrays and call.root.style is not None and not call.profile.state.references:
         yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
     if not abstract and (not call.whole or donated_inputs(call.subject, call.nesting, call.settings.donate)):

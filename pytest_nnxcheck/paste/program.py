@@ -16,6 +16,7 @@ import jax
 import jaxlib
 
 from pytest_nnxcheck import wheels
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
@@ -42,7 +43,7 @@ USUAL = {
     "jax_debug_nans": False,
     "jax_numpy_rank_promotion": "allow",
 }
-SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays)
+SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays, flax_modes)
 """The modules of ours whose functions the lines of a program call."""
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.compat.arrays import is_array, is_in_ref
-from pytest_nnxcheck.compat.variables import is_hijax, variable_of_ref, variable_value
+from pytest_nnxcheck.compat.arrays import is_array, is_in_ref, is_ref
+from pytest_nnxcheck.compat.variables import is_hijax, variable_value
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.subject import plain_objects
@@ -76,17 +76,13 @@ class Parts:
 
     def file(self, label: str, leaf: Any) -> None:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
-        if bare := is_in_ref(leaf):
-            if not flax_modes.takes_refs():
-                raise CheckError(ref_refused(label))
-            leaf = variable_of_ref(leaf)
-        if graph.is_graph_node(leaf):
+        if graph.is_graph_node(leaf) or is_in_ref(leaf):
             variables = graph.variables(leaf)
-            refuse_hijax(label, variables)
+            refuse_variables(label, variables)
             self.values += [variable_value(variable) for _, variable in variables]
             name = node_name(self.nodes, label, leaf)
             self.labels.setdefault(name, label)
-            self.sources.append(Source(node=name, is_ref=bare))
+            self.sources.append(Source(node=name))
         elif is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
             self.sources.append(Source(input=len(self.inputs)))
             self.inputs.append(leaf)
@@ -172,13 +168,15 @@ def refuse(label: str, leaf: Any) -> None:
         )
 
 
-def refuse_hijax(label: str, variables: list[tuple[Path, Any]]) -> None:
-    """Raise `CheckError` for a hijax Variable: its value is no attribute that a copy could be given."""
-    path = next((path for path, variable in variables if is_hijax(variable)), None)
-    if path is not None:
-        raise CheckError(
-            f"{spell(label, path)} is a hijax Variable, which is not supported: build the module without nnx.var_defaults(hijax=True)"
-        )
+def refuse_variables(label: str, variables: list[tuple[Path, Any]]) -> None:
+    """Raise `CheckError` for a hijax Variable, whose value is no attribute that a copy could be given, and for a reference in an attribute; on old versions for any."""
+    for path, variable in variables:
+        if is_hijax(variable):
+            raise CheckError(
+                f"{spell(label, path)} is a hijax Variable, which is not supported: build the module without nnx.var_defaults(hijax=True)"
+            )
+        if is_ref(variable_value(variable)) and (not flax_modes.takes_refs() or (path and is_ref(variable))):
+            raise CheckError(ref_refused(spell(label, path)))
 
 
 def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts) -> Subject:
@@ -194,9 +192,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
             return source
         if source.input is not None:
             return inputs[source.input]
-        node = state if single else getattr(state, str(source.node))
-        # In the twin of the call that has arrays in the place of references, code that writes in place writes to the Variable.
-        return variable_value(node) if source.is_ref and is_in_ref(variable_value(node)) else node
+        return state if single else getattr(state, str(source.node))
 
     def program_of(function: Callable[..., Any], tree: OutputTree) -> Callable[..., tuple[Any, ...]]:
         def program(state: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -213,7 +209,9 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         return program
 
     tree = OutputTree()
-    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in (*inputs, *parts.values))
+    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in (*inputs, *parts.values, *nodes.values()))
+    if abstract and (bare := [parts.labels[name] for name, node in nodes.items() if is_in_ref(node)]):
+        raise CheckError(ref_refused(f"{bare[0]}, beside abstract arrays,"))
     # A program without inputs would give the layers nothing to map over and the guards no tracer to know their trace by.
     filled = inputs or [np.zeros((), np.float32)]
     return Subject(

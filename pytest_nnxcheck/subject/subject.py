@@ -30,7 +30,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 class Nodes(nnx.Module):
-    """The graph nodes of a subject that has several, or none, as one node; shared Variables stay shared."""
+    """The graph nodes and references of a subject that has several, or none, as one node; shared Variables stay shared."""
 
     def __init__(self, nodes: Mapping[str, Any]) -> None:
         for name, node in nodes.items():
@@ -39,12 +39,10 @@ class Nodes(nnx.Module):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of a leaf of the call's arguments: a graph node by name, or an input by number."""
+    """The source of a leaf of the call's arguments: a graph node or a reference by name, or an input by number."""
 
     node: str | None = None
     input: int | None = None
-    is_ref: bool = False
-    """True if it is a bare reference, which a Variable of our own holds among the nodes."""
 
 
 @dataclass(slots=True)
@@ -108,17 +106,20 @@ class Subject:
     """True if some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
 
     def split(self) -> tuple[Any, Any]:
-        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref` outside a Variable, on old versions for any."""
+        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a reference in two places."""
+        first: dict[int, Path] = {}
+        # Before flax splits it, which takes such a reference out of the user's second Variable.
+        for path, value in graph.raw_leaves(self.state):
+            if is_ref(value) and (other := first.setdefault(id(value), path)) != path:
+                raise CheckError(
+                    f"{self.path(other)} and {self.path(path)} are one mutable array of jax (jax.Ref), and a program takes it once: put one Variable into both places"
+                )
         try:
             graphdef, leaves = flax_modes.split(self.state)
         except (TypeError, ValueError) as error:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
-        refs = [path for path, leaf in graph.flat_state(leaves) if is_ref(leaf)]
-        taken = dict(graph.variables(self.state)) if refs and flax_modes.takes_refs() else {}
-        if refused := [path for path in refs if path not in taken]:
-            raise CheckError(ref_refused(self.path(refused[0])))
         return graphdef, leaves
 
     def for_run(self, function: Callable[..., Any] | None = None) -> Subject:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, variables
-from pytest_nnxcheck.compat.arrays import value_of
+from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, value_of
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import fingerprint
 from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, class_dict, layout, mro, top_package
@@ -24,13 +24,13 @@ UPKEEP = ("_pytree__", "_object__", "_trace_state", "_graph__")
 
 def write_back(subject: Subject, copy: Any) -> None:
     """Give the user's objects the values and attributes of the call's copy of the state."""
-    values = {path: value_of(value) for path, value in graph.raw_leaves(copy)}
+    values = dict(graph.raw_leaves(copy))
     for path, variable in graph.variables(subject.state):
-        # The user's real arrays stay, where the call was checked with abstract ones beside them.
-        real = subject.abstract and isinstance(variables.variable_value(variable), jax.Array)
-        # The twin of a reference is as the call found it, and flax holds none.
-        if path in values and not real and not getattr(values[path], "is_ref", False):
-            variables.set_variable_value(variable, where_it_was(values[path], variables.variable_value(variable)))
+        held, value = variables.variable_value(variable), values.get(path)
+        # Beside abstract arrays the user's real ones stay, and the twin of a reference is as the call found it.
+        stays = subject.abstract and (isinstance(held, jax.Array) or is_in_ref(held) or is_in_ref(value))
+        if path in values and not stays:
+            variables.set_variable_value(variable, value if is_held_ref(held) else where_it_was(value_of(value), held))
     if not subject.abstract:
         graft(subject.state, copy)
 

@@ -65,12 +65,19 @@ def first_in_refs(tree: Any, before: Any) -> Any:
     return jax.tree.map(written, tree, before)
 
 
+def put(state: Any, leaves: Any) -> None:
+    """Update a node; a reference that no Variable holds by another, where flax would write into the one that is there."""
+    for name in [name for name, leaf in leaves.items() if isinstance(leaf, jax.Ref)]:
+        delattr(state, name)
+    nnx.update(state, leaves)
+
+
 def vmap_argument_in_refs(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         before = rebuild(nnx.state(state, plan.written))
-        nnx.update(state, stack_refs(before, plan.length))
+        put(state, stack_refs(before, plan.length))
         out = nnx.vmap(f, in_axes=(axes(state, plan), *(0 for _ in inputs)))(state, *inputs)
-        nnx.update(state, first_in_refs(nnx.state(state, plan.written), before))
+        put(state, first_in_refs(nnx.state(state, plan.written), before))
         return out
 
     return layer

@@ -210,8 +210,9 @@ def numbers(value: Any) -> Any:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """True if two arrays or references hold the same numbers."""
-    return np.array_equal(numbers(value_of(one)), numbers(value_of(other)), equal_nan=inexact(one))
+    """True if two arrays or references are of one type, and hold the same numbers."""
+    same_type = describe(one) == describe(other)
+    return same_type and np.array_equal(numbers(value_of(one)), numbers(value_of(other)), equal_nan=inexact(one))
 
 
 def apart(a: Any, b: Any) -> Any:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pytest_nnxcheck.compat import variables
-from pytest_nnxcheck.compat.arrays import is_ref
+from pytest_nnxcheck.compat import flax_modes, variables
+from pytest_nnxcheck.compat.arrays import is_ref, value_of
 from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.raw_access import (
     Layout,
@@ -91,7 +91,8 @@ def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_reference(value: Any, name: Name, visit: Visit) -> None:
-    visit.keep(name, snapshot.REFERENCE, value)
+    if visit.keeps_references:
+        visit.keep(name, snapshot.REFERENCE, (value, value_of(value)))
 
 
 # --- instances -----------------------------------------------------------------------------------------------------------
@@ -166,7 +167,8 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
     visit.keep(name, ATTRIBUTES, (value, visit.classes.layout(type(value))))
     held, metadata = variables.variable_value(value), variables.variable_metadata(value)
-    lost = metadata.get("ref") is True and not is_ref(held)
+    # Flax that keeps no references may have metadata of this name that are the user's own.
+    lost = metadata.get("ref") is True and flax_modes.takes_refs() and not is_ref(held)
     visit.put(held, "reference" if lost else variables.variable_kind(value), name)
     for key, item in paired(visit.keep(name, DICT, metadata)):
         if id(type(item)) not in ATOMS:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytest_nnxcheck.compat.arrays import value_of
 from pytest_nnxcheck.walk.raw_access import (
     MISSING,
     Layout,
@@ -143,12 +142,16 @@ OBJECTS = Kind(lambda array: array.flat, write_objects)
 """An array of objects."""
 
 
-def write_reference(reference: Any, held: list[Any]) -> None:
-    reference[...] = held[0]
+def write_reference(place: tuple[Any, Any], held: list[Any]) -> None:  # noqa: ARG001  # every kind of place takes the same
+    reference, value = place
+    reference[...] = value
 
 
-REFERENCE = Kind(lambda reference: [value_of(reference)], write_reference)
-"""A `jax.Ref`: its value is copied, since a write keeps the array inside. So it always counts as changed, and is written whenever it is restored."""
+REFERENCE = Kind(lambda _: [object()], write_reference)
+"""A `jax.Ref`; the place is (reference, a copy of its value), since a write keeps the array inside.
+
+Nothing tells whether it was written, so it always counts as changed, at no cost, and is written whenever it is restored.
+"""
 
 # --- instances and classes -----------------------------------------------------------------------------------------------
 

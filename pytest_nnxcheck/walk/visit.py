@@ -138,6 +138,8 @@ class Visit:
         self.fleeting: list[tuple[Opener, Any, Name]] = []
         # False if there were too many objects, or one could not be read: the walk did not look behind it.
         self.complete = True
+        # A later walk meets references of copies, which nobody restores.
+        self.keeps_references = True
         self.passing = False
         self._queue: deque[tuple[Any, str, Name]] = deque()
         self._last: deque[tuple[Any, str, Name]] = deque()

@@ -34,7 +34,7 @@ class Walk(Visit):
         if self.tracers or not self.complete:
             return None
         later = Walk(self.classes)
-        later.modules = self.modules
+        later.modules, later.keeps_references = self.modules, False
         later.seen.update(self.seen)
         try:
             changed = list(self.places.changes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,16 @@ def test_a_function_with_graph_nodes_anywhere_in_its_arguments():
     assert isinstance(subject.state, Nodes)
     assert subject.input_names == ("batch['x']",)
     assert run(subject).shape == (1, 2)
+
+
+@pytest.mark.parametrize("other", [nnx.Rngs(0), Mock()])
+def test_an_argument_that_has_an_answer_for_any_name_is_no_reference(other):
+    """Streams of an `nnx.Rngs` that has a default one, and a mock, say something to ``is_ref`` as well."""
+
+    def scaled(model, x, other):
+        return model(x)
+
+    assert call(scaled, Stack(), jnp.ones((1, 2)), other, nesting="jit").outcome.verdict == "held"
 
 
 @pytest.mark.parametrize(

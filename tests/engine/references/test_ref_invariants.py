@@ -107,6 +107,32 @@ def test_a_reference_that_is_replaced_loses_its_buffer_whatever_is_donated(leaky
     assert call(Counts(in_place), X, nesting="jit", donate=donate).outcome.verdict == "held"
 
 
+def grows(model, x):
+    model.count = nnx.Variable(jnp.concatenate([model.count[...], x]), ref=True)
+    return x
+
+
+def changes_its_type(model, x):
+    model.count = nnx.Variable(model.count[...].astype(jnp.bfloat16), ref=True)
+    return x
+
+
+def becomes_a_tree(model, x):
+    model.count = nnx.Variable({"sum": model.count[...] + x})
+    return x
+
+
+@pytest.mark.parametrize("leaky", [grows, changes_its_type, becomes_a_tree])
+def test_a_reference_that_is_replaced_by_a_value_of_another_type_is_found_as_well(leaky):
+    """The user's Variable holds the new value then: its old reference cannot take that in."""
+    model, plain = Counts(leaky), Counts(leaky)
+    plain(X)
+    assert call(model, X, nesting="un-nested").outcome.verdict == "held"
+    assert jax.tree.map(jnp.shape, model.count.get_raw_value()) == jax.tree.map(jnp.shape, plain.count.get_raw_value())
+    assert "donation" in broken(call(Counts(leaky), X, nesting="jit"))
+    assert call(Counts(in_place), X, nesting="jit").outcome.verdict == "held"
+
+
 def test_where_the_replaced_one_stays_behind_its_update_is_dropped():
     found = call(Counts(by_variable), X, nesting="tree: jit")
     assert broken(found) == ["parity"]

@@ -11,6 +11,7 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.reporting import hints
 
 
@@ -48,6 +49,22 @@ def test_a_state_that_is_kept_outside_of_the_module_is_told_so():
     assert "self.gradients[0]['bias']" in flat(str(found))
     assert found.violations[0].hint == hints.hint("outlives", holder="what is no part of the module")
     assert check(Accumulates(in_module=True).step, numbers(BATCH), nesting="jit").ok
+
+
+@pytest.mark.skipif(flax_modes.takes_refs(), reason="here these metadata mean a reference")
+def test_metadata_of_the_users_own_make_no_reference():
+    class Sums(nnx.Module):
+        def __init__(self, **metadata):
+            self.sum = nnx.Variable(numbers(BATCH), **metadata)
+
+        def __call__(self, x):
+            assign(self.sum, self.sum.value + x)
+            return x
+
+    for metadata in ({}, {"ref": True}):
+        found = check(Sums(**metadata), numbers(BATCH), nesting="jit[jax_closure]")
+        assert "tracers remain in model.sum" in flat(str(found)), str(found)
+        assert "reference" not in flat(str(found))
 
 
 class Tries(nnx.Module):

@@ -55,15 +55,29 @@ def test_parity(nnx_wrap):
 
 @pytest.mark.nnx_invariants(transforms="jit,vmap", max_examples=0, modes="ref", memory_budget="1B")
 def test_memory(nnx_wrap):
-    nnx_wrap(nnx.BatchNorm(4, rngs=nnx.Rngs(0)))(X)
+    norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+    norm.nothing, norm.tree = nnx.Variable(None), nnx.Variable({"a": jnp.zeros(2)})
+    nnx_wrap(norm)(X)
+
+
+@pytest.mark.nnx_invariants(transforms="jit", max_examples=0, invariants="parity", modes="tree")
+def test_replaced(nnx_wrap):
+    nnx_wrap(replaces)(Counts(), X)
 """
 
 
 def test_each_program_breaks_as_its_test_did(inner, pytester):
-    inner(SUITE, "--nnx-styles=argument").assert_outcomes(failed=4)
+    inner(SUITE, "--nnx-styles=argument").assert_outcomes(failed=5)
     programs = sorted(pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py"))
     said = {path.parent.name: text.partition("\n")[0] for path, (_, text) in run_programs(programs).items()}
-    assert len(said) == 4
-    for invariant in ("donation", "tracers", "parity", "memory"):
-        (text,) = (text for name, text in said.items() if f"test_{invariant}" in name)
+    assert len(said) == 5
+    of_test = {
+        "donation": "donation",
+        "tracers": "tracers",
+        "parity": "parity",
+        "memory": "memory",
+        "replaced": "parity",
+    }
+    for test, invariant in of_test.items():
+        (text,) = (text for name, text in said.items() if f"test_{test}" in name)
         assert text == f"nnx invariant broken: {invariant}"
