@@ -34,7 +34,7 @@ It needs a barrier, whose meaning is the order, and a constraint, whose meaning 
 
 
 Value = Any
-"""What a variable holds: an object of its own; of a slice what it was cut from and where; of a number its text."""
+"""The content of a variable: an object of its own; for a slice the array that it was cut from and the place there; for a number its text."""
 
 
 def forwarded(jaxpr: Any) -> Any:
