@@ -107,7 +107,7 @@ class Settings:
         TRANSFORMS,
         kinds.words(layer_names),
         f"the transforms of the nestings: {', '.join(TRANSFORMS)}; the list replaces these, and may also have {', '.join(FURTHER)}, call_first"
-        " (one more call before, in the same program), and those of register_transform",
+        " (calls the wrapped object once more, before the checked call, in the same program), and those of register_transform",
         "nestings.md#further-transforms",
     )
     styles: tuple[str, ...] = _select(
@@ -128,7 +128,7 @@ class Settings:
     max_depth: int = _select(
         3,
         kinds.whole_number(1),
-        "the most transforms in one nesting, 1 or more; an outermost jit that the plugin adds does not count",
+        "the most transforms in one nesting, 1 or more, without the jit that the plugin puts around some nestings",
         "nestings.md#how-much-is-run",
     )
     effort: str = _select(
@@ -163,7 +163,7 @@ class Settings:
     all: str = _select(
         "off",
         kinds.FLAG,
-        "run the whole sweep; without this option it ends after a nesting has failed",
+        "run the whole sweep; without this option the plugin skips most of it once a nesting has failed",
         "nestings.md#nestings",
         narrows=False,
     )
@@ -177,7 +177,7 @@ class Settings:
     memory_advice: str = _check(
         "note",
         kinds.choice("note", "fail"),
-        "what to do where the un-nested call could take less memory: note (advice with -v and in reports) or fail (the test fails)",
+        "what to do if the un-nested call takes more memory than it needs: note (advice with -v and in reports) or fail (the test fails)",
         "memory.md#advice",
     )
     target: tuple[str, ...] = _check(
@@ -215,8 +215,8 @@ class Settings:
     expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
-        "known failures: in the marker a dict of reasons, whose keys are invariants or nestings; elsewhere a TOML file with such a table for each"
-        " test; a test fails if a known failure no longer happens",
+        "a TOML file of known failures: a table for each test, whose keys are invariants or nestings, and whose values are reasons; in the marker, such"
+        " a table as a dict; a test fails if a known failure no longer happens",
         "expected_failures.md",
     )
     nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field

@@ -51,10 +51,10 @@ def beside(evidence: Evidence, split: Split) -> Iterator[Row]:
         added = parts(difference(split, evidence.un_nested))
         yield (
             "un-nested",
-            f"peak {peak}, if the same call is compiled without the nesting; the nesting adds {format_bytes(more)} ({added})",
+            f"peak {peak} under a plain jax.jit, which is not judged; the nesting adds {format_bytes(more)} ({added})",
         )
     else:
-        yield "un-nested", f"peak {peak}, if the same call is compiled without the nesting, which adds nothing"
+        yield "un-nested", f"peak {peak} under a plain jax.jit, which is not judged; the nesting adds nothing"
 
 
 def difference(after: Split, before: Split) -> dict[str, int]:

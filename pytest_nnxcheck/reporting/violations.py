@@ -158,7 +158,7 @@ def totals(figures: Figures) -> list[Row]:
         budget(figures.bound, split.peak),
         (
             "expected",
-            f"{format_bytes(figures.bound.expected)}: the un-nested peak, and what the axes of the nesting add",
+            f"{format_bytes(figures.bound.expected)}: the un-nested peak, and the larger arrays of a scan or a vmap in the nesting",
         ),
         ("state", format_bytes(figures.state)),
     ]
@@ -243,7 +243,7 @@ def differs(first: data.ValueDiffers) -> str:
     """The summary for the first difference."""
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
-            return f"{first.path}: expected {first.want}, as after the same calls un-nested (a loop makes one in each step), got {first.have}"
+            return f"{first.path}: expected {first.want}, as after the same calls un-nested (a loop makes one call in each step), got {first.have}"
         case "dropped" if first.cause == "reference":
             return f"{first.path}, a reference, kept its old value: a transform of flax wrote to a copy of it"
         case "dropped" if first.cause == "copy":

@@ -103,7 +103,7 @@ def test_a_cause_has_what_the_message_says_and_what_was_measured():
         "1.0 MiB temporary",
         "donate the state",
         "5.0 MiB = arguments 2.0 MiB + outputs 1.0 MiB + temporaries 3.0 MiB + constants 24 B - 1.0 MiB donated and reused",
-        "3.0 MiB, if the same call is compiled without the nesting; the nesting adds 2.0 MiB (temporaries +2.0 MiB)",
+        "3.0 MiB under a plain jax.jit, which is not judged; the nesting adds 2.0 MiB (temporaries +2.0 MiB)",
         "pytest test_model.py::test_broken --nnx-nesting 'jit > scan'",
     ):
         assert said in text
