@@ -53,6 +53,11 @@ def captured_values(jaxpr: Any) -> list[Any]:
     return [unwrapped(value) for value in getattr(jaxpr, "consts", ()) or ()]
 
 
+def writes_reference(eqn: Any) -> bool:
+    """True if an equation writes to a reference. No public way; tried on jax 0.10 and 0.12."""
+    return any(type(effect).__name__ == "WriteEffect" for effect in eqn.effects)
+
+
 def updates_reference(eqn: Any) -> bool:
     """True if an equation writes to a reference that it reads. No public way; tried on jax 0.10 and 0.12."""
     effects = [(type(effect).__name__, getattr(effect, "input", None)) for effect in eqn.effects]

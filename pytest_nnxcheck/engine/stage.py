@@ -67,7 +67,7 @@ def stage(
     The trace starts from the call's own state, or from another ``state``. With ``axes`` the output keeps the axes of the nesting.
     """
     program = compose(subject, facts, nesting, guards, plain_jit)
-    state = subject.state if state is None else state
+    state = (subject.fresh() if subject.in_refs else subject.state) if state is None else state
     ours: dict[tuple[int, int], Any] = {}
     leaks: list[Found] = []
     ended: list[tuple[Any, bool]] = []

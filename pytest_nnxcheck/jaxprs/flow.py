@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import is_ref_type
-from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
+from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, RESHAPES, SCAN, WHILE
 from pytest_nnxcheck.compat.variables import equation_line
 
 # --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
@@ -263,6 +263,21 @@ def scans_references(closed: Any) -> bool:
     """True if a scan takes references apart: each of its steps gets a slice of them."""
     sliced = (var for scan in scans(closed) for var in scan.invars[sum(staging.scan_layout(scan)) :])
     return any(is_ref_type(var.aval) for var in sliced)
+
+
+def writes_copies(closed: Any) -> bool:
+    """True if the program copies a reference into another one, and writes that: so does a transform of flax's graph mode."""
+    for jaxpr in all_jaxprs(closed):
+        read, copies = set[int](), set[int]()
+        for eqn in staging.open_jaxpr(jaxpr).eqns:
+            name, taken = eqn.primitive.name, set(map(id, eqn.invars))
+            if name == "get" or (name in RESHAPES and taken & read):  # a vmap broadcasts it
+                read.update(map(id, eqn.outvars))
+            elif name == "new_ref" and taken & read:
+                copies.update(map(id, eqn.outvars))
+            elif taken & copies and staging.writes_reference(eqn):
+                return True
+    return False
 
 
 def writes_back(closed: Any) -> bool:

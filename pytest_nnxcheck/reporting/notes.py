@@ -34,7 +34,7 @@ FACTS: dict[data.FactKind, str] = {
     " again; where your own code makes them again, in each epoch say, make that once, outside, and hand it in",
     "lost in copies": "the call loses its writes to {some}: a transform of flax inside of it writes to a copy of the reference; as an array it is updated",
     "beside references": "donation of {some} asserted where a layer is functional: jax donates no argument that holds references as well",
-    "nothing in references": "nothing of {of} is in references: no module and no Variable is among its arguments",
+    "nothing in references": "nothing of {of} is in references: none of its arguments has a Variable with an array",
     "written twice": "a gradient runs the rematerialized code of {some} again, writes its references once more, and differentiates that run: read and write"
     " them outside, or make them with jax.new_ref(value, kind='no_grad_no_remat')",
     "left in merged": "{of} left tracers in {some} of the module merged inside; they died with it",

@@ -163,8 +163,8 @@ class Evaluation:
     """The arguments that go into each output, as bits of a number."""
     structures: tuple[Structure, Structure]
     """The structures of the module before and after the call."""
-    makes_references: bool
-    """True if the call makes references of its own."""
+    writes_copies: bool
+    """True if the call copies a reference into another one, and writes that."""
     poisoned: bool
     """True if the call leaked tracers outside of the leaves."""
     program: CallProgram
@@ -176,7 +176,7 @@ def profile(subject: Subject) -> Profile:
     evaluation = evaluated(subject)
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
-    if state.references and evaluation.makes_references:
+    if state.references and evaluation.writes_copies:
         with contextlib.suppress(Exception):  # the user's code may raise anything, on arrays
             as_arrays = state_of(evaluated(in_arrays_alone(subject)))
             state = replace(state, lost=as_arrays.changed & state.references - state.changed)
@@ -230,7 +230,7 @@ def evaluated(subject: Subject) -> Evaluation:
         sources=sources[: len(out)],
         origins=flow.origins(jaxpr)[: len(out)],
         structures=(structures[0], structures[1]),
-        makes_references=any(eqn.primitive.name == "new_ref" for eqn in flow.all_equations(traced)),
+        writes_copies=flow.writes_copies(traced),
         poisoned=any(poisoned),
         program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
     )

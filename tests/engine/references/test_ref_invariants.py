@@ -395,3 +395,19 @@ def test_only_a_remat_inside_a_gradient_makes_a_write_twice(nesting, twice):
     facts = Profile(state=StateUse(references=frozenset({("count",)})))
     comparison = Comparison(bind(Counts(in_place), (X,), {}), facts, Nesting.parse(nesting), None, drawn=False)
     assert (causes_in_refs(comparison).get(("model.count", "differs")) == "reference") is twice
+
+
+def teaches_a_copy(model, x):
+    copy = nnx.with_vars(model, ref=False)
+    return nnx.remat(lambda model, x: x + model.weight[...].sum())(model, copy(x))
+
+
+class Weighted(Counts):
+    def __init__(self, call):
+        super().__init__(call)
+        self.weight = nnx.Param(jnp.ones(4), ref=True)
+
+
+def test_a_write_to_a_copy_that_the_call_makes_itself_is_not_lost():
+    found = call(teaches_a_copy, Weighted(in_place), X, nesting="un-nested", invariants=("parity",))
+    assert (found.outcome.verdict, found.facts.notes) == ("held", ()), text(found)

@@ -164,3 +164,15 @@ def test_a_nesting_of_the_mode_is_written_and_read():
     assert (str(nesting), nesting.mode) == ("ref: jit > scan[closure]", "ref")
     report = check(nnx.Linear(4, 4, rngs=rngs()), X, nesting="ref: jit")
     assert [str(outcome.nesting) for outcome in report.outcomes] == ["ref: jit"]
+
+
+def reads_again(model, x):
+    weight = model.weight.get_raw_value()
+    model.weight[...] = model.weight[...] * 3
+    return x * weight[...]
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit[jax_closure]"])
+def test_code_that_reads_a_reference_after_its_write_differs_from_arrays_and_not_by_rounding(nesting):
+    found = call(reads_again, Scaled(by_value), X, nesting=f"ref: {nesting}", invariants=("parity",)).outcome
+    assert (found.verdict, found.notes) == ("violated", ()), found
