@@ -53,15 +53,10 @@ def captured_values(jaxpr: Any) -> list[Any]:
     return [unwrapped(value) for value in getattr(jaxpr, "consts", ()) or ()]
 
 
-def writes_reference(eqn: Any) -> bool:
-    """True if an equation writes to a reference. No public way; tried on jax 0.10 and 0.12."""
-    return any(type(effect).__name__ == "WriteEffect" for effect in eqn.effects)
-
-
-def updates_reference(eqn: Any) -> bool:
-    """True if an equation writes to a reference that it reads. No public way; tried on jax 0.10 and 0.12."""
+def writes_reference(eqn: Any, *, that_it_reads: bool = False) -> bool:
+    """True if an equation writes to a reference, or to one that it reads too. No public way; tried on jax 0.10 and 0.12."""
     effects = [(type(effect).__name__, getattr(effect, "input", None)) for effect in eqn.effects]
-    return any(name == "WriteEffect" and ("ReadEffect", ref) in effects for name, ref in effects)
+    return any(name == "WriteEffect" and (not that_it_reads or ("ReadEffect", ref) in effects) for name, ref in effects)
 
 
 def scan_layout(eqn: Any) -> tuple[int, int]:

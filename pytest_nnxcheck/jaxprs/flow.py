@@ -299,7 +299,8 @@ def written_twice(closed: Any) -> str:
     first run saved, or what depends on no reference, it writes the same value again.
     """
     again = (eqn for eqn in all_equations(closed) if eqn.primitive.name in REMATS and eqn.params.get("differentiated"))
-    return next((equation_line(eqn) or "a library" for eqn in again if staging.updates_reference(eqn)), "")
+    updates = (eqn for eqn in again if staging.writes_reference(eqn, that_it_reads=True))
+    return next((equation_line(eqn) or "a library" for eqn in updates), "")
 
 
 def lowest_precision(closed: Any) -> float:
