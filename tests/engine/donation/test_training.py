@@ -93,7 +93,9 @@ def test_a_learning_rate_that_promotes_is_named_with_every_parameter(nesting):
         for leaf, shape in zip(LAYERS, shapes, strict=True)
     }
     line = sgd.__code__.co_firstlineno + 3
-    wanted = f"cast the new value back to bfloat16 before it is stored or returned: it becomes another at {near(__file__)}:{line}"
+    wanted = (
+        f"cast the new value back to bfloat16 before it is stored or returned: it changes at {near(__file__)}:{line}"
+    )
     assert violation.hint.startswith(wanted)
     assert_healthy(sgd_cast_back, bfloat16_args(jnp.asarray(0.1, jnp.float32)), nesting)
     assert_healthy(sgd, bfloat16_args(0.1), nesting)
