@@ -151,7 +151,7 @@ LABEL = 14
 WHOLE = ("test", "accept", "program", "replay")
 """Rows that people copy into a shell: one line each, however long, and blanks in a path stay."""
 
-_TOGETHER = re.compile(r"(?<=\[)[^][]*(?=\])|\d (?=[KMGT]?i?B\b|%)|<- | > ")
+_TOGETHER = re.compile(r"(?<=\[)[^][]*(?=\])|\d (?=[KMGT]?i?B\b|%)| > ")
 """The texts in which no line breaks at a blank: a key of a path, a number with its unit, the kind of a tracer, a nesting."""
 
 _BLANK = "\N{NO-BREAK SPACE}"

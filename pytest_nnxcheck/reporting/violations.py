@@ -243,7 +243,7 @@ def differs(first: data.ValueDiffers) -> str:
     """The summary for the first difference."""
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
-            return f"{first.path}: expected {first.want}, as after the same calls un-nested (a loop makes one call in each step), got {first.have}"
+            return f"{first.path}: expected {first.want}, as after the same calls one by one (a loop makes one call in each step), got {first.have}"
         case "dropped" if first.cause == "reference":
             return f"{first.path}, a reference, kept its old value: a transform of flax wrote to a copy of it"
         case "dropped" if first.cause == "copy":

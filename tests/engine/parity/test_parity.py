@@ -150,7 +150,7 @@ def test_a_leaf_that_a_functional_layer_drops_is_a_violation_all_the_same(path, 
 def test_a_loop_changes_a_python_attribute_once():
     found = parity(Counts(plain=True), X, nesting="scan")
     assert (
-        "model.calls: expected 2, as after the same calls un-nested (a loop makes one call in each step), got 1"
+        "model.calls: expected 2, as after the same calls one by one (a loop makes one call in each step), got 1"
         in text(found)
     )
 
@@ -197,7 +197,7 @@ def test_a_nesting_in_tree_mode_drops_what_the_same_in_graph_mode_keeps():
     found = check(Counts(plain=True), X, modes="graph,tree", **few)
     assert [str(outcome.nesting) for outcome in found.broken] == ["tree: jit"]
     assert (
-        "model.calls: expected 1, as after the same calls un-nested (a loop makes one call in each step), got 0"
+        "model.calls: expected 1, as after the same calls one by one (a loop makes one call in each step), got 0"
         in flat(str(found))
     )
     assert check(Counts(plain=False), X, modes="graph,tree", **few).ok

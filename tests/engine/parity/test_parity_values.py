@@ -234,7 +234,7 @@ def in_tree_mode(monkeypatch):
 def test_a_flag_that_a_layer_drops_is_told_with_what_chooses_in_its_place():
     found = call(Starts(plain=True), X, nesting="jit", invariants="parity")
     assert (
-        "model.started: expected True, as after the same calls un-nested (a loop makes one call in each step), got False"
+        "model.started: expected True, as after the same calls one by one (a loop makes one call in each step), got False"
         in text(found)
     )
     assert hints.hint("flag dropped", path="model.started") in text(found)

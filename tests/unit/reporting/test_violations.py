@@ -160,7 +160,7 @@ def test_why_a_buffer_was_lost(facts, why):
         ),
         (
             ValueDiffers("model.n", label="attribute", of="attribute", type="int", want="1", have="nothing"),
-            "model.n: expected 1, as after the same calls un-nested (a loop makes one call in each step), got nothing",
+            "model.n: expected 1, as after the same calls one by one (a loop makes one call in each step), got nothing",
             ("attribute", "model.n   expected 1, got nothing"),
         ),
     ],
