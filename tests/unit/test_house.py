@@ -57,37 +57,7 @@ def test_each_need_of_an_invariant_is_a_field_of_a_case_and_has_a_function_that_
     assert needs == GATHER.keys() == {field.name for field in fields(Case)} - {"nesting"}
 
 
-def test_the_document_shows_every_file_of_every_folder():
-    text = (ROOT / "docs" / "inside.md").read_text()
-    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
-    shown = {cells[1].strip(" `"): re.findall(r"`(\w+)`", cells[3]) for cells in rows if len(cells) == 5}
-    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    there = {folder.name: sorted(files_of(folder)) for folder in folders}
-    assert {folder: sorted(files) for folder, files in shown.items()} == there
-
-
 def test_the_document_names_no_file_that_is_not_there():
     text = (ROOT / "docs" / "inside.md").read_text()
     names = re.findall(r"`(\w+/\w+)`", text)
     assert [name for name in names if not (PACKAGE / name).is_dir() and not (PACKAGE / f"{name}.py").is_file()] == []
-
-
-def files_of(folder):
-    for path in folder.iterdir():
-        if path.stem not in ("__init__", "__pycache__") and (path.suffix == ".py" or path.is_dir()):
-            yield path.stem
-
-
-def test_a_folder_has_few_files_and_a_file_few_lines():
-    sizes = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert {str(path.relative_to(PACKAGE)): size for path, size in sizes.items() if size > 400} == {}
-    files = {folder: [*files_of(folder)] for folder in {path.parent for path in sizes}}
-    files[PACKAGE] = [
-        name for name in files[PACKAGE] if not (PACKAGE / name).is_dir()
-    ]  # the floor plan lists the folders
-    assert {folder.name: len(names) for folder, names in files.items() if len(names) > 12} == {}
-
-
-def test_every_mutant_breaks_what_is_there_and_has_tests():
-    """In the checkout, which a run of the mutants leaves as it is."""
-    assert {str(mutant): why for mutant in mutants.MUTANTS if (why := mutants.unfit(mutant))} == {}
