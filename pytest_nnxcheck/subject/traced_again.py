@@ -14,6 +14,7 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, frames, graph, variables
 from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
+from pytest_nnxcheck.compat.owner import is_library_file
 from pytest_nnxcheck.core.outcome import MISSING, JitTracedAgain, TypeMoved
 from pytest_nnxcheck.core.text import beginning, near
 from pytest_nnxcheck.subject.staging import on_arrays
@@ -200,7 +201,7 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     held = jit.f_locals
     function = plain(held.get("fun"))
     code = getattr(function, "__code__", None)
-    line = beginning(code) if code and not variables.is_library_file(code.co_filename) else ""
+    line = beginning(code) if code and not is_library_file(code.co_filename) else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     types = tuple(map(typed, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
     return JitTrace(name, line, types), near(f"{caller.f_code.co_filename}:{caller.f_lineno}")

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pytest_nnxcheck.compat.owner import Owner, of_file
 from pytest_nnxcheck.xla.protobuf import Message, embedded, fields, messages, number, numbers, raw, text
 
 Position = tuple[int, tuple[int, ...]]
@@ -104,6 +105,11 @@ class Frame:
     path: str
     line: int
     function: str
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of its file. Frames further out than ours called the plugin, and made nothing of the program."""
+        return of_file(self.path)
 
 
 @dataclass(frozen=True, slots=True)
