@@ -170,7 +170,6 @@ MUTANTS = (
     Mutant("effects.changed.leaf_of", Always("kept is None"), "test_parity_reference.py"),
     Mutant("arrays.as_array", Replaces("jnp.array", "jnp.asarray"), "test_parity_reference.py"),
     Mutant("reference.Trajectory.covers", Always("len(self.steps) >= calls"), "test_parity_reference.py"),
-    Mutant("reference.separate", Replaces("CallCount(state.calls)", "state"), "test_parity_reference.py"),
     Mutant("comparison.is_left_behind", Returns("False"), "test_parity_reference.py test_parity.py"),
     Mutant("example.refuse_a_second", Drops("bool(first is value or first == value)"), "test_bad_input.py"),
     Mutant("memo.__tracebackhide__", Replaces("True", "False"), "test_check_call.py"),
