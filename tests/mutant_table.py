@@ -133,7 +133,7 @@ MUTANTS = (
     # transforms
     Mutant("training.training", Drops("sharding=in_type(leaf)"), "test_sharded.py"),
     Mutant("compose.stacked", Replaces("in_type(leaf, len(axes))", "None"), "test_sharded.py"),
-    Mutant("loops.scan_argument.layer.body", Replaces("f(state, *inputs)", "f(nnx.clone(state), *inputs)"), "test_compose.py test_parity.py"),
+    Mutant("layers.scan_argument.layer.body", Replaces("f(state, *inputs)", "f(nnx.clone(state), *inputs)"), "test_compose.py test_parity.py"),
     Mutant("fitness.cannot", Never("layer.row.fixes_state"), "test_wild.py"),
     Mutant("fitness.cannot", Never("str(layer) in graph.layers_that_keep_variables()"), "test_wild.py"),
     Mutant("compose.stack_inputs", Never("layer.row.axis"), "test_compose.py"),
@@ -262,7 +262,7 @@ MUTANTS = (
     Mutant("snapshot.write_reference", Drops("reference[...] = value"), "test_ref_subject.py"),
     Mutant("subject.Subject.split", Never("(other := first.setdefault(id(value), path)) != path"), "test_ref_subject.py"),
     Mutant("walk.Walk.since", Replaces("(self.modules, False)", "(self.modules, True)"), "test_ref_subject.py"),
-    Mutant("mapping.put", Drops("delattr(state, name)"), "test_ref_subject.py"),
+    Mutant("layers.put", Drops("delattr(state, name)"), "test_ref_subject.py"),
     Mutant("flax_modes.with_refs", Never("isinstance(held, jax.Ref)"), "test_ref_subject.py"),
     Mutant("root.Root.donated_arguments", Drops("not holds_references"), "test_ref_subject.py"),
     Mutant("check_call.reference_of", Never("facts.program.in_references"), "test_ref_subject.py"),

@@ -25,7 +25,7 @@ from pytest_nnxcheck.subject.leaks import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
-from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.transforms.root import Root
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk

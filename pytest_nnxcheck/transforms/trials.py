@@ -17,8 +17,7 @@ from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.staging import numbered, on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import stack
-from pytest_nnxcheck.transforms.gradients import inexact, summed
-from pytest_nnxcheck.transforms.layer import rebuild
+from pytest_nnxcheck.transforms.layers import inexact, rebuild, summed
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
