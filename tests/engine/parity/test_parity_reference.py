@@ -17,11 +17,10 @@ from parity_calls import X, norm, parity
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.memo import evaluated_calls
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, calls_of, separate
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.subject import bind, identity
 from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.values.differences import compare
 from pytest_nnxcheck.values.effects import UNCHANGED, Facts, Leaf, changed, read
-from pytest_nnxcheck.values.identity import identity
 
 # --- comparing
 

@@ -14,8 +14,8 @@ from healthy import assign, numbers
 from pytest_nnxcheck import CheckError, check
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.run import observe
-from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile as profile_of
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms import compose
 from pytest_nnxcheck.transforms.compose import Guards, make_plan, plain_jit
 
