@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 from flax import nnx
@@ -127,6 +130,61 @@ def variable_metadata(variable: Any) -> dict[str, Any]:
     if metadata is not None:
         return metadata
     return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _FIELDS}
+
+
+def is_variable(value: object) -> bool:
+    """True for a Variable, and for a VariableState, which flax before 0.12 has. All versions."""
+    return isinstance(value, (nnx.Variable, getattr(nnx, "VariableState", nnx.Variable)))
+
+
+def set_metadata(variable: Any, name: str, value: Any) -> None:
+    """Put an entry into the metadata of a Variable past its check of the trace level. All versions."""
+    metadata: dict[str, Any] | None = _read(variable, "_var_metadata")
+    (metadata if metadata is not None else vars(variable))[name] = value
+
+
+@contextlib.contextmanager
+def writes_noted(note: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``note(variable)`` after each write of another value to a Variable for a while: by ``value``, ``[...]``, ``set_value`` or `nnx.update`.
+
+    What flax itself writes, where a transform of its own hands state out, is none. No public way: the hooks of Variables are deprecated in 0.12. All versions.
+    """
+
+    def noted(method: Any, writes: Callable[[tuple[Any, ...]], bool]) -> Any:
+        @functools.wraps(method)
+        def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not writes(args):
+                return method(self, *args, **kwargs)
+            before = variable_value(self)
+            result = method(self, *args, **kwargs)
+            if variable_value(self) is not before:
+                note(self)
+            return result
+
+        return write
+
+    update = nnx.update
+
+    def updated(node: Any, *states: Any, **kwargs: Any) -> Any:
+        held = [v for _, v in nnx.iter_graph(node) if isinstance(v, nnx.Variable)]
+        before = [(v, variable_value(v)) for v in held]
+        result = update(node, *states, **kwargs)
+        for v, old in before:
+            if variable_value(v) is not old:
+                note(v)
+        return result
+
+    with contextlib.ExitStack() as patches:
+        for name, writes in (
+            ("__setattr__", lambda args: args[0] == "value"),
+            ("__setitem__", lambda _: True),
+            ("set_value", lambda _: True),
+        ):
+            method = vars(nnx.Variable).get(name)
+            if method is not None:
+                patches.enter_context(mock.patch.object(nnx.Variable, name, noted(method, writes)))
+        patches.enter_context(mock.patch.object(nnx, "update", updated))
+        yield
 
 
 def trace_identity(tracer: Any) -> tuple[Any, Any]:
