@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 from unittest import mock
 
@@ -132,11 +132,6 @@ def variable_metadata(variable: Any) -> dict[str, Any]:
     return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _FIELDS}
 
 
-def is_variable(value: object) -> bool:
-    """True for a Variable, and for a VariableState, which flax before 0.12 has. All versions."""
-    return isinstance(value, (nnx.Variable, getattr(nnx, "VariableState", nnx.Variable)))
-
-
 def set_metadata(variable: Any, name: str, value: Any) -> None:
     """Put an entry into the metadata of a Variable past its check of the trace level. All versions."""
     metadata: dict[str, Any] | None = _read(variable, "_var_metadata")
@@ -147,13 +142,14 @@ def set_metadata(variable: Any, name: str, value: Any) -> None:
 def writes_noted(note: Callable[[Any], None]) -> Iterator[None]:
     """Call ``note(variable)`` after each write of another value to a Variable for a while: by ``value``, ``[...]``, ``set_value`` or `nnx.update`.
 
-    What flax itself writes, where a transform of its own hands state out, is none. No public way: the hooks of Variables are deprecated in 0.12. All versions.
+    A transform of flax that hands its state out does not write in these ways. No public way: the hooks of Variables are deprecated from flax
+    0.12 on. Tried on all versions.
     """
 
-    def noted(method: Any, writes: Callable[[tuple[Any, ...]], bool]) -> Any:
+    def noted(method: Callable[..., Any], names: Container[str] | None) -> Callable[..., Any]:
         @functools.wraps(method)
         def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not writes(args):
+            if names is not None and args[0] not in names:
                 return method(self, *args, **kwargs)
             before = variable_value(self)
             result = method(self, *args, **kwargs)
@@ -166,23 +162,18 @@ def writes_noted(note: Callable[[Any], None]) -> Iterator[None]:
     update = nnx.update
 
     def updated(node: Any, *states: Any, **kwargs: Any) -> Any:
-        held = [v for _, v in nnx.iter_graph(node) if isinstance(v, nnx.Variable)]
-        before = [(v, variable_value(v)) for v in held]
+        held = [each for _, each in nnx.iter_graph(node) if isinstance(each, nnx.Variable)]
+        before = [(variable, variable_value(variable)) for variable in held]
         result = update(node, *states, **kwargs)
-        for v, old in before:
-            if variable_value(v) is not old:
-                note(v)
+        for variable, value in before:
+            if variable_value(variable) is not value:
+                note(variable)
         return result
 
     with contextlib.ExitStack() as patches:
-        for name, writes in (
-            ("__setattr__", lambda args: args[0] == "value"),
-            ("__setitem__", lambda _: True),
-            ("set_value", lambda _: True),
-        ):
-            method = vars(nnx.Variable).get(name)
-            if method is not None:
-                patches.enter_context(mock.patch.object(nnx.Variable, name, noted(method, writes)))
+        for name, names in (("__setattr__", ("value",)), ("__setitem__", None), ("set_value", None)):
+            if method := vars(nnx.Variable).get(name):
+                patches.enter_context(mock.patch.object(nnx.Variable, name, noted(method, names)))
         patches.enter_context(mock.patch.object(nnx, "update", updated))
         yield
 

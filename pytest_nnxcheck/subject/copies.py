@@ -1,18 +1,19 @@
-"""Writes to copies of the caller's Variables, and reads of the caller's own, while a call is traced.
+"""Writes that a call makes to copies of the caller's Variables, and reads of the caller's own past its arguments.
 
-A transform of jax takes a module apart and hands the function a copy, as `nnx.merge` does; what that function writes to the copy reaches the caller
-only if the copy comes back. Each Variable that the call gets carries a mark in its metadata, which its copies inherit.
+A transform of jax takes a module apart and hands its function a copy, and so does `nnx.merge`: what that writes reaches the caller only if the copy
+comes back. While the call is traced, each Variable that it gets carries a mark in its metadata, which its copies inherit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import sys
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Self
+from unittest import mock
 
 import jax
 from flax import nnx
@@ -21,142 +22,159 @@ from pytest_nnxcheck.compat import frames, graph, variables
 from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.jaxprs import flow
+from pytest_nnxcheck.jaxprs.captured import line_of
+from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-
-MARK = "nnxcheck_original"
+MARK = "nnxcheck_mark"
 """The name of a mark among the metadata of a Variable."""
 
-
-class Mark:
-    """The Variable that a copy was made of.
-
-    All marks of one trace are equal: jax compares the metadata of two trees that it maps over. Those of two traces are not, so that jax traces a
-    function of the user's again that it met before.
-    """
-
-    def __init__(self, trace: object, original: Any, path: Path) -> None:
-        self.trace, self.original, self.path = trace, original, path
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mark) and other.trace is self.trace
-
-    def __hash__(self) -> int:
-        return hash((MARK, id(self.trace)))
-
-    def __repr__(self) -> str:
-        return MARK
-
-    def __deepcopy__(self, _: Any) -> Mark:
-        return Mark(self.trace, None, ())
+WATCHING = (__name__, variables.__name__)
+"""The modules whose functions stand between a write and this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The first write to a copy of a Variable."""
+    """A write to a copy of a Variable, which no one gets."""
 
     path: Path
     line: str
+    """The user's line that writes; empty where all lines are a library's."""
     transform: str
-    """The transform of jax that handed the function a copy; empty where the call made the copy itself."""
+    """The transform of jax that handed its function the copy: ``jax.jit``. Empty where the call made the copy itself."""
     called_at: str = ""
-    """The line that calls the transform."""
+    """The line that calls that transform; empty where the call itself is one."""
+    random: bool = False
+    """True for the count of a stream of random numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A read of a Variable of the caller's past the arguments: the traced program has its value of that time as a constant."""
+
+    path: Path
+    line: str
+    holder: str
+    """The path by which the call reaches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The Variable of the call that a copy was made of, by id; 0 for a copy that is made on purpose.
+
+    All marks of one trace are equal, since jax compares the metadata of trees that it maps over together. Marks of two traces are not, so that jax traces
+    a function of the user's anew that it met before.
+    """
+
+    trace: object
+    original: int = field(default=0, compare=False)
+    kind: type | None = field(default=None, compare=False)
+    """The type of that Variable. The moments of an optimizer take over the metadata of the parameters."""
+    path: Path = field(default=(), compare=False)
+
+    def __deepcopy__(self, _: Any) -> Mark:
+        return Mark(self.trace)
 
 
 @dataclass(slots=True)
 class Watch:
-    """Marks the Variables of one trace, and notes the writes to their copies."""
+    """Marks the Variables of one trace, and notes the writes to their copies. A context manager."""
 
     trace: object = field(default_factory=object)
-    writes: dict[Path, Write] = field(default_factory=dict)
+    module: Any = None
+    """The module that the call got, whose Variables have the marks."""
+    written: dict[Path, Write] = field(default_factory=dict)
+    """The first write to a copy of each Variable."""
     returned: set[Path] = field(default_factory=set)
-    _meant: int = 0
-    """Copies that are made on purpose are under way."""
+    """The Variables of which the call returns a copy."""
+    _paused: int = 0
+    _patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def __enter__(self) -> Self:
+        self._patches.enter_context(variables.writes_noted(self._note))
+        self._patches.enter_context(mock.patch.object(nnx, "clone", self._meant(nnx.clone)))
+        for module in (jax, nnx):
+            self._patches.enter_context(mock.patch.object(module, "eval_shape", self._in_vain(module.eval_shape)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patches.close()
 
     def mark(self, module: Any) -> None:
         """Mark the Variables of the module that the call gets."""
+        self.module = module
         for path, variable in graph.variables(module):
             if isinstance(variable, nnx.Variable):
-                variables.set_metadata(variable, MARK, Mark(self.trace, variable, tuple(path)))
+                mark = Mark(self.trace, id(variable), type(variable), tuple(path))
+                variables.set_metadata(variable, MARK, mark)
 
-    def mark_of(self, variable: Any) -> Mark | None:
-        mark = variables.variable_metadata(variable).get(MARK)
-        ours = isinstance(mark, Mark) and mark.trace is self.trace
-        # The metadata of a parameter is also that of its moments in an optimizer.
-        return mark if ours and type(mark.original) is type(variable) else None
-
-    def note(self, variable: Any) -> None:
-        """A Variable was written."""
-        mark = self.mark_of(variable)
-        if self._meant or mark is None or mark.original is variable or mark.path in self.writes:
-            return
-        line, transform, called_at = stack(sys._getframe(1))
-        self.writes[mark.path] = Write(mark.path, line, transform, called_at)
-
-    def around(self, function: Any) -> Any:
-        """The function of the call, whose arguments are marked and whose output is looked at."""
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of the call, with marks on the states among its arguments too: what it makes of them and of the module may be compared."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            for variable in held_in((args, kwargs)):
+            for variable in variables_in((args, kwargs)):
                 if MARK not in variables.variable_metadata(variable):
-                    # A state that is no module: what is made of it compares equal to what is made of the module.
-                    variables.set_metadata(variable, MARK, Mark(self.trace, None, ()))
+                    variables.set_metadata(variable, MARK, Mark(self.trace))
             output = function(*args, **kwargs)
-            for variable in held_in(output):
-                mark = variables.variable_metadata(variable).get(MARK)
-                if isinstance(mark, Mark):
-                    self.returned.add(mark.path)
+            marks = (variables.variable_metadata(variable).get(MARK) for variable in variables_in(output))
+            self.returned.update(mark.path for mark in marks if isinstance(mark, Mark) and mark.original)
             return output
 
         return call
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[Watch]:
-        with variables.writes_noted(self.note), self._copies_on_purpose():
-            yield self
+    def _note(self, variable: Any) -> None:
+        mark = variables.variable_metadata(variable).get(MARK)
+        if self._paused or not isinstance(mark, Mark) or mark != Mark(self.trace):
+            return
+        is_copy = mark.original not in (0, id(variable)) and mark.kind is type(variable)
+        if is_copy and mark.path not in self.written and not isinstance(variable, nnx.Intermediate):
+            place = where_written(inspect.currentframe())
+            self.written[mark.path] = Write(mark.path, *place, random=isinstance(variable, nnx.RngState))
 
-    @contextlib.contextmanager
-    def _copies_on_purpose(self) -> Iterator[None]:
-        clone, shapes, nnx_shapes = nnx.clone, jax.eval_shape, nnx.eval_shape
+    def _meant(self, clone: Callable[..., Any]) -> Callable[..., Any]:
+        """`nnx.clone`, whose copies are made on purpose."""
 
-        def cloned(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             copy = clone(*args, **kwargs)
-            for _, variable in graph.variables(copy):
-                if isinstance(variable, nnx.Variable) and self.mark_of(variable):
-                    variables.set_metadata(variable, MARK, Mark(self.trace, None, ()))
+            for variable in variables_in(copy):
+                variables.set_metadata(variable, MARK, Mark(self.trace))
             return copy
 
-        def paused(function: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                self._meant += 1
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    self._meant -= 1
+        return call
 
-            return call
+    def _in_vain(self, eval_shape: Callable[..., Any]) -> Callable[..., Any]:
+        """``eval_shape``, which asks for shapes alone."""
 
-        from unittest import mock
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._paused += 1
+            try:
+                return eval_shape(*args, **kwargs)
+            finally:
+                self._paused -= 1
 
-        with mock.patch.object(nnx, "clone", cloned), mock.patch.object(jax, "eval_shape", paused(shapes)), mock.patch.object(nnx, "eval_shape", paused(nnx_shapes)):
-            yield
+        return call
 
 
-def held_in(tree: Any) -> Iterator[Any]:
+def variables_in(tree: Any) -> Iterator[Any]:
     """The Variables, and the states of Variables, in a tree."""
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: graph.is_graph_node(leaf) or variables.is_variable(leaf)):
+    try:
+        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: graph.is_graph_node(leaf) or variables.is_variable(leaf))
+    except (TypeError, ValueError):  # no tree of jax': the call is told so elsewhere
+        return
+    for leaf in leaves:
         if variables.is_variable(leaf):
             yield leaf
         elif graph.is_graph_node(leaf):
             yield from (variable for _, variable in graph.variables(leaf) if isinstance(variable, nnx.Variable))
 
 
-def stack(frame: FrameType | None) -> tuple[str, str, str]:
-    """The user's line that writes, the transform of jax that handed it a copy, and the line that calls that."""
+def where_written(frame: FrameType | None) -> tuple[str, str, str]:
+    """The user's line that writes in a frame, the innermost transform of jax that the user called around it, and the line that calls that."""
     line, transform = "", ""
-    while frame is not None and (of_frame(frame) != "ours" or frame.f_globals is vars(variables)):
+    while frame is not None and (of_frame(frame) != "ours" or frame.f_globals["__name__"] in WATCHING):
         if of_frame(frame) == "user":
             here = near(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             line = line or here
@@ -165,6 +183,55 @@ def stack(frame: FrameType | None) -> tuple[str, str, str]:
             transform = ""
         elif is_of_jax_or_flax(frame) and (name := frames.called(frame)):
             # Those of flax call those of jax: the outermost is the one that the user calls.
-            transform = f"{'jax' if of_frame(frame) == 'jax' else 'nnx'}.{name}"
+            transform = spelled(name) if of_frame(frame) == "jax" else "nnx"
         frame = frame.f_back
-    return (line, transform, "") if transform.startswith("jax.") else (line, "", "")
+    return line, transform if transform.startswith("jax.") else "", ""
+
+
+def spelled(transform: str) -> str:
+    """The public name of a transform of jax."""
+    return f"jax.{transform}" if hasattr(jax, transform) else f"jax.lax.{transform}"
+
+
+def lost(
+    watch: Watch,
+    changed: Collection[Path],
+    leaves: Mapping[Path, Any],
+    outputs: Sequence[tuple[str, Any, Collection[Path]]],
+) -> tuple[Write, ...]:
+    """The writes that no one gets: the caller's Variable is not ``changed``, and nothing that is returned holds the copy.
+
+    An output holds it if it has the type of one of the ``leaves``, that leaf goes into it, and it is no output without a name: the result of a forward call.
+    ``outputs`` have a name, a type, and the leaves that go into each.
+    """
+
+    def is_out(path: Path) -> bool:
+        leaf = leaves.get(path)
+        return leaf is None or any(
+            name
+            and path in made_of
+            and (out.shape, out.dtype) == (getattr(leaf, "shape", ()), getattr(leaf, "dtype", None))
+            for name, out, made_of in outputs
+        )
+
+    unseen = (write for path, write in watch.written.items() if path not in changed and path not in watch.returned)
+    return tuple(write for write in unseen if not is_out(write.path))
+
+
+def stale(traced: Any, state: Any, roots: Sequence[tuple[str, Any]]) -> tuple[Read, ...]:
+    """The reads of a state past the arguments: a constant of the jaxpr is a leaf of it, and what the call got leads to the caller's own Variable.
+
+    ``roots`` are those of the walk over what the call got. An array that a default argument or a global shares with a leaf is none.
+    """
+    held = {
+        id(value): (tuple(path), variable)
+        for path, variable in graph.variables(state)
+        if (value := variables.variable_value(variable)) is not None
+    }
+    found = [(const, *held[id(const)]) for const in flow.constants(traced) if id(const) in held]
+    names = {id(node): name for name, node in reversed(walk(roots).nodes)} if found else {}
+    return tuple(
+        Read(path, line_of(traced, const), names[id(variable)])
+        for const, path, variable in found
+        if id(variable) in names
+    )

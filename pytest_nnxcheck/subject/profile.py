@@ -21,6 +21,7 @@ from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, v
 from pytest_nnxcheck.core.facts import CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
+from pytest_nnxcheck.subject import copies
 from pytest_nnxcheck.subject.subject import Key, Subject, numbered, on_arrays
 from pytest_nnxcheck.subject.write_back import statics
 from pytest_nnxcheck.walk.fingerprint import equal, show
@@ -133,6 +134,10 @@ class Profile:
     state: StateUse = StateUse()
     training: Training = field(default_factory=Training)
     program: CallProgram = field(default_factory=CallProgram)
+    lost_writes: tuple[copies.Write, ...] = ()
+    stale_reads: tuple[copies.Read, ...] = ()
+    unwatched: bool = False
+    """True if its copies of the state were not watched: it compares the metadata of Variables with those of others."""
     input_bytes: int = 0
     """The bytes of its inputs on one device."""
     devices: int = 1
@@ -157,7 +162,9 @@ class Structure:
     def of(cls, module: Any) -> Structure:
         """The structure of a module as it is now."""
         found = dict(graph.variables(module))
-        metadata = {path: dict(variable_metadata(variable)) for path, variable in found.items()}
+        metadata = {path: {**variable_metadata(variable)} for path, variable in found.items()}
+        for each in metadata.values():
+            each.pop(copies.MARK, None)
         return cls(statics(module), found, metadata)
 
 
@@ -183,12 +190,20 @@ class Evaluation:
     poisoned: bool
     """True if the call leaked tracers outside of the leaves."""
     program: CallProgram
+    stale_reads: tuple[copies.Read, ...]
 
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    subject = subject.for_run()
-    evaluation = evaluated(subject)
+    watch = copies.Watch()
+    try:
+        subject = subject.for_run(watch.around(subject.function))
+        evaluation = evaluated(subject, watch)
+    except Exception as error:
+        if copies.MARK not in str(error):
+            raise
+        subject, watch = subject.for_run(), copies.Watch()
+        evaluation = evaluated(subject)
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
     if state.references and evaluation.writes_copies:
@@ -200,6 +215,19 @@ def profile(subject: Subject) -> Profile:
         state,
         training(subject, evaluation.jaxpr, before, evaluation.out, state.changed),
         evaluation.program,
+        lost_writes=copies.lost(
+            watch,
+            state.changed,
+            {path: leaf for (path, _), leaf in before.items()},
+            [
+                (name, kind, [path for number, (path, _) in enumerate(before) if bits >> number & 1])
+                for name, kind, bits in zip(subject.output_tree.names, evaluation.out, evaluation.origins, strict=True)
+            ]
+            if watch.written
+            else (),
+        ),
+        stale_reads=evaluation.stale_reads,
+        unwatched=watch.module is None,
         input_bytes=input_bytes,
         copied_bytes=state.bytes or input_bytes,
         devices=max(map(devices, [*before.values(), *inputs])),
@@ -211,12 +239,16 @@ def in_arrays_alone(subject: Subject) -> Subject:
     return replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False).for_run()
 
 
-def evaluated(subject: Subject) -> Evaluation:
-    """Trace the un-nested call once, and read its program."""
+def evaluated(subject: Subject, watch: copies.Watch | None = None) -> Evaluation:
+    """Trace the un-nested call once, and read its program; ``watch`` sees what it writes to copies."""
     structures: list[Structure] = []
     poisoned: list[bool] = []
+    modules: list[Any] = []
 
     def call(module: Any, *inputs: Any) -> Any:
+        modules.append(module)
+        if watch is not None:
+            watch.mark(module)
         structures.append(Structure.of(module))
         out = subject.program(module, *inputs)
         structures.append(Structure.of(module))
@@ -225,7 +257,8 @@ def evaluated(subject: Subject) -> Evaluation:
         return out, jax.tree.map(value_of, state)  # no program returns a reference
 
     function, (leaves, *inputs) = on_arrays(call, subject)
-    traced, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
+    with watch or contextlib.nullcontext():
+        traced, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
@@ -248,6 +281,7 @@ def evaluated(subject: Subject) -> Evaluation:
         writes_copies=flow.writes_copies(traced),
         poisoned=any(poisoned),
         program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
+        stale_reads=copies.stale(traced, subject.state, subject.roots(modules[0])),
     )
 
 
