@@ -203,7 +203,7 @@ def older_targets(session: nox.Session, versions: tuple[str, ...]) -> None:
 
 @nox.session(python=NEWEST)
 def mutants(session: nox.Session) -> None:
-    """The code broken on purpose in many places, one at a time: a test must fail for each. Numbers or parts of names after ``--`` run some of them."""
+    """The code broken on purpose in a hundred places, one at a time: a test must fail for each. Files and folders after ``--`` are where."""
     session.install(".[test,tpu,cuda]")
     session.run("python", "tests/mutants.py", *session.posargs)
 

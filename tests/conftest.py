@@ -57,6 +57,29 @@ hypothesis.settings.load_profile("tests")
 TESTS = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that writes the golden files anew."""
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the files of tests/golden anew, for a review of their changes",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest):
+    """Compare a long text with a file of tests/golden, which a person has reviewed: ``golden("page.html", text)``."""
+
+    def compare(name: str, text: str) -> None:
+        path, update = TESTS / "golden" / name, "pytest --update-golden"
+        if request.config.getoption("update_golden"):
+            path.write_text(text, encoding="utf-8", newline="\n")
+        assert path.exists(), f"there is no {path}: write it with {update}, and read it"
+        assert text == path.read_text(encoding="utf-8"), f"{path.name} is another text: if it is better, {update}"
+
+    return compare
+
+
 @pytest.fixture(scope="session")
 def inner_args(request: pytest.FixtureRequest) -> list[str]:
     """What an inner run needs to load the plugin: nothing where the package is installed."""

@@ -35,7 +35,6 @@ EVIDENCE = Evidence(
     ),
     places=(PeakLine("model.py:7", ("test_model.py:9",), False, 1, 3 * MIB, 0, 0, MIB),),
     captured=(Captured(MIB, "float32[512,512]", "model.py:5", "model.TABLE"),),
-    growth=Growth("scan", 2, Split(0, 0, MIB, 0, 0)),
     leaks=(Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "model.py:8", "scan"),),
     moves=(Lost("model.kernel", "float32[3]", "bfloat16[3]"),),
     reusable=("x",),

@@ -17,6 +17,7 @@ from unittest import mock
 
 import jax
 
+from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.text import near
 
 _TRACES_JITTED = "cache_miss"
@@ -37,8 +38,6 @@ _CALLED = {
     **{f"{name}.__call__": name for name in CUSTOM_RULES},
 }
 """The transforms, by the functions that a user's code calls."""
-
-_LIBRARIES = ("jax", "jaxlib", "flax")
 
 _DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "default_backend")
 """The functions of jax that code calls to branch on the device."""
@@ -62,7 +61,7 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        if not of_library(caller):
+        if not is_of_jax_or_flax(caller):
             lines[f"jax.{name}() at {near(caller.f_code.co_filename)}:{caller.f_lineno}"] = None
         return function(*args, **kwargs)
 
@@ -71,7 +70,7 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
 
 def transforms_by_itself(frame: FrameType) -> bool:
     """True if a function of jax calls a transform that the user did not write."""
-    return frame.f_code.co_name in ("make_jaxpr_f", "custom_root") and package(frame) == "jax"
+    return frame.f_code.co_name in ("make_jaxpr_f", "custom_root") and of_frame(frame) == "jax"
 
 
 def called(frame: FrameType) -> str:
@@ -84,7 +83,7 @@ def called(frame: FrameType) -> str:
         return "map" if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
     name = name or _CALLED.get(code.co_qualname.partition(_IN)[0], "")
-    return name if name and of_library(frame) else ""
+    return name if name and is_of_jax_or_flax(frame) else ""
 
 
 def made_before(frame: FrameType) -> bool:
@@ -102,7 +101,7 @@ def jits_traced(note: Callable[[FrameType, FrameType, bool], None]) -> Iterator[
     """
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        traces = event == "call" and frame.f_code.co_name.startswith(_TRACES) and package(frame) == "jax"
+        traces = event == "call" and frame.f_code.co_name.startswith(_TRACES) and of_frame(frame) == "jax"
         jit = _jit_of(frame) if traces else None
         if jit:
             caller, by_library = _caller_of(jit)
@@ -137,7 +136,7 @@ _HANDS_ON = ("reraise_with_filtered_traceback", "update_context_manager_wrapper"
 def _jit_of(frame: FrameType) -> FrameType | None:
     """The frame of the jit that traces here; `None` for a loop or a derivative inside the function, or a trace without a jit."""
     above, infers = frame.f_back, False
-    while above is not None and of_library(above):
+    while above is not None and is_of_jax_or_flax(above):
         infers = infers or above.f_code.co_name.startswith(_INFERS)
         if above.f_code.co_name == _TRACES_JITTED:
             return above if infers else None
@@ -148,7 +147,7 @@ def _jit_of(frame: FrameType) -> FrameType | None:
 def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
     """The user's frame that calls a jit, and whether it calls a function of jax or flax that does."""
     above, by_library = jit.f_back, False
-    while above is not None and of_library(above):
+    while above is not None and is_of_jax_or_flax(above):
         module = str(above.f_globals.get("__name__", ""))
         by_library |= above.f_code.co_name not in _HANDS_ON and not module.startswith("flax.nnx.transforms")
         above = above.f_back
@@ -166,14 +165,4 @@ def raised_by_library(error: BaseException) -> bool:
     if entry is None:
         return False
     raises = entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return of_library(entry.tb_frame) or not raises
-
-
-def package(frame: FrameType) -> str:
-    """The top-level package of the code of a frame; empty where its module has no name."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def of_library(frame: FrameType) -> bool:
-    """True if the code of a frame is of jax or flax."""
-    return package(frame) in _LIBRARIES
+    return is_of_jax_or_flax(entry.tb_frame) or not raises

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import flax
 import jax
-import jaxlib
 from flax import nnx
 from jax._src import core
 
 from pytest_nnxcheck.compat.arrays import describe, is_held_ref, is_ref, value_of
+from pytest_nnxcheck.compat.owner import is_library_file, of_file
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -179,35 +173,14 @@ def tracer_line(tracer: Any) -> str:
     return ""
 
 
-_RUNNERS = ("pytest_nnxcheck", "hypothesis", "_pytest", "pluggy", "xdist")
-"""Packages that run a test: none of their lines is the line that made a tracer."""
-
-
-@functools.cache
-def _library_directories() -> tuple[tuple[str, ...], str]:
-    """The directories of jax, jaxlib, flax and the packages that run a test, and that of the standard library."""
-    # A pasted program has a copy of this function, and none of these.
-    runners = [sys.modules[name].__file__ for name in _RUNNERS if name in sys.modules]
-    files = (jax.__file__, jaxlib.__file__, flax.__file__, *runners, contextlib.__file__)
-    *packages, standard = (str(pathlib.Path(str(file)).parent) + os.sep for file in files)
-    return tuple(packages), standard
-
-
-def is_library_file(file: str) -> bool:
-    """True if a file is a library's or generated, and so no line of the user's. Installed packages may be the user's."""
-    packages, standard = _library_directories()
-    return file.startswith(("<", *packages)) or (file.startswith(standard) and "site-packages" not in file)
-
-
 def equation_line(eqn: Any) -> str:
     """The user's innermost line of a jaxpr's equation, ``path:line``; empty where jax kept none, or where it is outside of the call.
 
     No public way: `jax.extend.source_info_util.summarize` leaves out the frames of jax, but not those of flax, nor of a plugin. All versions.
     """
-    own = str(pathlib.Path(__file__).parents[1]) + os.sep
     traceback = _read(_read(eqn, "source_info"), "traceback")
     for frame in traceback.frames if traceback is not None else ():
-        if frame.file_name.startswith(own):
+        if of_file(frame.file_name) == "ours":
             return ""
         if not is_library_file(frame.file_name):
             return near(f"{frame.file_name}:{frame.line_num}")

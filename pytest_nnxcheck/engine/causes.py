@@ -20,14 +20,14 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import graph, variables
-from pytest_nnxcheck.compat.frames import called, made_before, of_library, package, profiled, transforms_by_itself
+from pytest_nnxcheck.compat.frames import called, made_before, profiled, transforms_by_itself
+from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.text import beginning, near
-from pytest_nnxcheck.subject.leaks import leak
-from pytest_nnxcheck.subject.staging import on_arrays
-from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
-from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, is_library, layout
+from pytest_nnxcheck.subject.originals import leak
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf, on_arrays, spell
+from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, layout
 from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -74,7 +74,7 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
 
 def line_of(frame: FrameType, caller: FrameType) -> str:
     """The line that called a transform; for one that made the function of the call itself, the line where that function begins."""
-    if package(caller) != __package__.partition(".")[0]:
+    if of_frame(caller) != "ours":
         return near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
     values = (frame.f_locals.get(name) for name in frame.f_code.co_freevars)
     functions = [
@@ -148,7 +148,7 @@ def rehearse(
 def user_caller(frame: FrameType) -> FrameType | None:
     """The user's frame that called a transform; None where another function of jax called it that is one, or has its own use for it."""
     above = frame.f_back
-    while above is not None and of_library(above):
+    while above is not None and is_of_jax_or_flax(above):
         if called(above) or transforms_by_itself(above):
             return None
         above = above.f_back

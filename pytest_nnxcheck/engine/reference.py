@@ -1,6 +1,6 @@
 """The expected result of a nesting: the same calls, made eagerly on a copy of the state, without any transform.
 
-Most transforms mean the call once. Others have a row in `MEANINGS`. Whatever is nested, and in whatever order, the calls are the
+Most transforms mean the call once. For others `calls_of` says which calls they mean. Whatever is nested, and in whatever order, the calls are the
 first, second, ... of one trajectory: elements of a ``vmap`` start from equal states and have equal inputs. A test makes these calls once, for all its nestings.
 """
 
@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.run import run
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms.compose import un_nest
-from pytest_nnxcheck.transforms.layer import LENGTH, Program
+from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Structure, changed, read, structure
 from pytest_nnxcheck.walk.fingerprint import is_array
 from pytest_nnxcheck.walk.walk import walk
@@ -37,58 +37,39 @@ NUDGE = 4
 """The distance of a nudged start from the real one, in units of the last place."""
 
 
-def carried(f: Program, subject: Program, axes: int) -> Program:
-    def layer(state: Any, *inputs: Any) -> Any:
-        return stacked([f(state, *(leaf[step] for leaf in inputs)) for step in range(LENGTH)])
+def calls_of(meaning: Meaning, first: int = 0) -> tuple[Any, int]:
+    """The numbers of the calls whose outputs a meaning returns, in lists where it stacks them, and the number of calls that it makes.
 
-    return layer
-
-
-def mapped(f: Program, subject: Program, axes: int) -> Program:
-    def layer(state: Any, *inputs: Any) -> Any:
-        states = [state, *(separate(state) for _ in range(LENGTH - 1))]
-        return stacked([f(own, *(leaf[index] for leaf in inputs)) for index, own in enumerate(states)])
-
-    return layer
-
-
-def repeated(f: Program, subject: Program, axes: int) -> Program:
-    def layer(state: Any, *inputs: Any) -> Any:
-        return [f(state, *inputs) for _ in range(LENGTH)][-1]
-
-    return layer
+    ``scan`` over ``call_first`` is ``([(0, 1), (2, 3)], 4)``: calls are counted from the ``first`` on.
+    """
+    if not meaning:
+        return first, first + 1
+    means, inner, numbers, after = row_of(meaning[0]).means, meaning[1:], list[Any](), first
+    if means == "call first":
+        last, after = calls_of(inner, first + 1)
+        return (first, last), after
+    for _ in range(LENGTH):
+        # The elements of a map start from equal states, and have equal inputs: each makes the calls of the first.
+        part, after = calls_of(inner, first if means == "map" else after)
+        numbers.append(part)
+    return numbers[-1] if means == "repeat" else numbers, after
 
 
-def called_first(f: Program, subject: Program, axes: int) -> Program:
-    def layer(state: Any, *inputs: Any) -> Any:
-        before = subject(state, *(leaf[(0, *(0,) * axes)] for leaf in inputs))
-        return before, f(state, *(leaf[1] for leaf in inputs))
+def outputs_of(numbers: Any, output_of: Callable[[int], Any]) -> Any:
+    """The outputs of these calls, in their structure."""
+    if isinstance(numbers, list):
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(outputs_of(each, output_of) for each in numbers))
+    return tuple(outputs_of(each, output_of) for each in numbers) if isinstance(numbers, tuple) else output_of(numbers)
 
-    return layer
 
-
-EAGER: dict[str, Callable[[Program, Program, int], Program]] = {
-    "carry": carried,
-    "map": mapped,
-    "repeat": repeated,
-    "call first": called_first,
-}
-"""The eager calls that a transform means, by `Transform.means`."""
-
-MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
-"""These eager calls by the name of the transform."""
+MEANINGS = frozenset(row.name for row in ROWS if row.means)
+"""The transforms that mean more than the call once."""
 
 
 def separate(state: Any) -> Any:
-    """The same graph with arrays of its own: a call may donate the arrays that it gets. For a `CallCount`, another with the same count."""
-    if isinstance(state, CallCount):
-        return CallCount(state.calls)
+    """The same graph with arrays of its own: a call may donate the arrays that it gets."""
     graphdef, leaves = flax_modes.split(state)
     return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
-
-
-def stacked(outputs: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
 def meaning_of(nesting: Nesting) -> Meaning:
@@ -149,7 +130,7 @@ class Evaluated:
 
     def effect(self, subject: Subject, meaning: Meaning, start: Start = AS_IT_IS) -> Effect:
         """The effect of the calls of a meaning, made on a copy; whatever else they touch is put back."""
-        calls = calls_of(meaning)
+        _, calls = calls_of(meaning)
         if start not in self.trajectories or not self.trajectories[start].covers(calls):
             with contextlib.nullcontext() if self.jits else jax.disable_jit():
                 self.trajectories[start] = follow(subject, start, calls)
@@ -172,24 +153,6 @@ class Reference:
     def from_start(self, subject: Subject, start: Start) -> Effect:
         """The effect of the same calls from another start, made once it is asked for."""
         return self.evaluated.effect(subject, self.meaning, start)
-
-
-def assembled(meaning: Meaning, returned: Any, before: Facts, last: Step) -> Effect:
-    """The effect of calls that returned ``returned`` and ended with ``last``."""
-    after, names = last.after, last.structure.names
-    # A leaf that the calls did not change is in the state that the other run starts from as well: its old value need not be kept.
-    kept = {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED}
-    output = un_nested(meaning, returned)
-    return Effect(returned, names_of(meaning, names), output, last.structure, Facts(kept, {}), after)
-
-
-def composed(call: Program, meaning: Meaning) -> Program:
-    """The eager program of a meaning."""
-    program, axes = call, 0
-    for name in reversed(meaning):
-        program = MEANINGS[name](program, call, axes)
-        axes += bool(row_of(name).axis)
-    return program
 
 
 def un_nested(meaning: Meaning, out: Any) -> Any:
@@ -237,30 +200,19 @@ class Trajectory:
 
     def effect(self, meaning: Meaning) -> Effect:
         """The effect of the calls of a meaning."""
-        if calls_of(meaning) > len(self.steps):
+        numbers, calls = calls_of(meaning)
+        if calls > len(self.steps):
             return Effect(error=self.error)
-        place = CallCount()
-        returned = composed(lambda place: self.steps[place.advance()].returned, meaning)(place)
-        return assembled(meaning, returned, self.before, self.steps[place.calls - 1])
-
-
-@dataclass(slots=True)
-class CallCount:
-    """The number of calls of a trajectory so far: takes the place of a state where calls are put together."""
-
-    calls: int = 0
-
-    def advance(self) -> int:
-        """Make a call, and return its number, from zero."""
-        self.calls += 1
-        return self.calls - 1
-
-
-def calls_of(meaning: Meaning) -> int:
-    """The length of the trajectory that all calls of a meaning are on."""
-    numbers: list[int] = []
-    composed(lambda place: numbers.append(place.advance()), meaning)(CallCount())
-    return max(numbers) + 1
+        returned, last = outputs_of(numbers, lambda number: self.steps[number].returned), self.steps[calls - 1]
+        after, names = last.after, last.structure.names
+        # A leaf that the calls did not change is in the state that the other run starts from as well: its old value need not be kept.
+        kept = {
+            name: leaf
+            for name, leaf in self.before.leaves.items()
+            if after.leaves.get(name, leaf).value is not UNCHANGED
+        }
+        output = un_nested(meaning, returned)
+        return Effect(returned, names_of(meaning, names), output, last.structure, Facts(kept, {}), after)
 
 
 def donated(arrays: Any, facts: Facts) -> bool:

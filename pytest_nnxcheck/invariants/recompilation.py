@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import jax
 
-from pytest_nnxcheck.compat import flax_modes, frames, graph, variables
+from pytest_nnxcheck.compat import flax_modes, frames, graph
 from pytest_nnxcheck.compat.arrays import NUMBERS, describe
+from pytest_nnxcheck.compat.owner import is_library_file
 from pytest_nnxcheck.core.catalogue import JIT, InvariantRow
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import Fact, other_dtype
@@ -19,8 +20,7 @@ from pytest_nnxcheck.core.outcome import Finding, Words, uncounted
 from pytest_nnxcheck.core.text import Row, beginning, near
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.run import traced_again
-from pytest_nnxcheck.subject.staging import on_arrays
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, on_arrays
 from pytest_nnxcheck.subject.traced_again import plain, short
 from pytest_nnxcheck.walk.fingerprint import equal
 
@@ -253,7 +253,7 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     held = jit.f_locals
     function = plain(held.get("fun"))
     code = getattr(function, "__code__", None)
-    line = beginning(code) if code and not variables.is_library_file(code.co_filename) else ""
+    line = beginning(code) if code and not is_library_file(code.co_filename) else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     types = tuple(map(typed, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
     return JitTrace(name, line, types), near(f"{caller.f_code.co_filename}:{caller.f_lineno}")

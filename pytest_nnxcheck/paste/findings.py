@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, row_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Outcome, Violation
 from pytest_nnxcheck.core.peak import FLOOR, OnTarget, Split
-from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
+from pytest_nnxcheck.engine.reference import calls_of, meaning_of
 from pytest_nnxcheck.invariants import donation, memory, parity, tracers
 from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.values.differences import Difference
@@ -100,7 +101,9 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
         case donation.UpdateDropped():
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
         case parity.ValueDiffers(difference=Difference(size=size)):
-            wanted = f"wanted = ({meaning_text(call.nesting)})(eager, *inputs)"
+            numbers, calls = calls_of(meaning_of(call.nesting))
+            axes = sum(bool(layer.row.axis) for layer in call.nesting.layers)
+            wanted = f"calls = [call(eager, *(leaf[{(0,) * axes}] for leaf in inputs)) for _ in range({calls})]"
             # An array, and a new reference in the place of one, take this as well.
             read = "[...]" if finding.path in map(call.subject.path, call.profile.state.references) else ""
             if call.profile.state.references:
@@ -109,8 +112,7 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
                 yield "before", "call, eager = program, nnx.clone(state)"
                 yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
             yield "before", wanted if call.nesting.layers else f"with jax.disable_jit():\n        {wanted}"
-            if value:
-                yield "before", f"wanted = {call.value(finding.path, 'eager')}{read}"
+            yield "before", f"wanted = {call.value(finding.path, 'eager') + read if value else calls_text(numbers)}"
             yield "after", f"differs(wanted, {value + read or primal_text(call.nesting)}, {min(size / 2, 1e300)!r})"
         case memory.DoesNotFit(on=on):
             yield "after", f"peak_on_target(executable, {bool(parse_target(on.target).chip.gpu)}) > {on.limit}"
@@ -129,13 +131,12 @@ def over(split: Split, most: int) -> str:
     return f"peak(executable) > {most - split.constants * decide}"
 
 
-def meaning_text(nesting: Nesting) -> str:
-    """The eager calls that a nesting means."""
-    text, axes = "call", 0
-    for name in reversed(meaning_of(nesting)):
-        text = f"{MEANINGS[name].__name__}({text}, call, {axes})"
-        axes += bool(row_of(name).axis)
-    return text
+def calls_text(numbers: Any) -> str:
+    """The outputs of calls, which are in the list ``calls``, in the structure of their numbers."""
+    if isinstance(numbers, int):
+        return f"calls[{numbers}]"
+    parts = ", ".join(map(calls_text, numbers))
+    return f"stacked({parts})" if isinstance(numbers, list) else f"({parts})"
 
 
 def primal_text(nesting: Nesting, out: str = "output", start: int = 0) -> str:

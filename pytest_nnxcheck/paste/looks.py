@@ -129,6 +129,11 @@ def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
 # --- values
 
 
+def stacked(*outputs: Any) -> Any:
+    """The outputs of several calls as one, with an axis for the calls."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+
+
 def differs(want: Any, have: Any, least: float) -> bool:
     """True if two values are of different types, or so far apart."""
     one, two = jax.tree.leaves(want), jax.tree.leaves(have)

@@ -23,7 +23,6 @@ from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.text import lay_out
 from pytest_nnxcheck.devices import FLAG
-from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
 from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import Looks, looks_of
@@ -32,7 +31,7 @@ from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
 from pytest_nnxcheck.subject import abstract_arrays
-from pytest_nnxcheck.transforms import layer, mapping
+from pytest_nnxcheck.transforms import layers
 
 STAND_IN_TEXT = """def {}(subject, *args, kwargs=None, **settings):
     return nnx_wrap(subject)(*args, **(kwargs or {{}}))"""
@@ -43,7 +42,7 @@ USUAL = {
     "jax_debug_nans": False,
     "jax_numpy_rank_promotion": "allow",
 }
-SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays, flax_modes)
+SOURCES = (looks, runtime, layers, abstract_arrays, flax_modes)
 """The modules of ours whose functions the lines of a program call."""
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PACKAGE = __name__.partition(".")[0]
-LEFT_OUT = frozenset(("pytest", "_pytest", "hypothesis", PACKAGE))
+from pytest_nnxcheck.compat.owner import of_file, owner
+
+LEFT_OUT = frozenset(("pytest", "_pytest", "hypothesis", "pytest_nnxcheck"))
 """Packages that a program does without."""
 
 
@@ -219,7 +220,7 @@ class Bare(ast.NodeTransformer):
 
 
 def is_ours(module: Any) -> bool:
-    return isinstance(module, ModuleType) and module.__name__.partition(".")[0] == PACKAGE
+    return isinstance(module, ModuleType) and owner(module.__name__) == "ours"
 
 
 def is_copied(module: ModuleType) -> bool:
@@ -240,8 +241,7 @@ def place_of(module: ModuleType) -> Path:
 def is_installed(module: ModuleType) -> bool:
     """True if a module is found from everywhere: the standard library, or an installed package."""
     built_in = not (getattr(module, "__file__", None) or getattr(module, "__path__", None))
-    of_standard = module.__name__.partition(".")[0] in sys.stdlib_module_names
-    return built_in or of_standard or bool({"site-packages", "dist-packages"} & {*place_of(module).parts})
+    return built_in or of_file(str(place_of(module))) != "user"
 
 
 def home_of(module: ModuleType, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:

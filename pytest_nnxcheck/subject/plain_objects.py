@@ -21,8 +21,9 @@ from flax import nnx
 from jax.tree_util import DictKey, GetAttrKey, keystr, register_pytree_with_keys
 
 from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.owner import is_library, owner
 from pytest_nnxcheck.walk.open_data import holds_state
-from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, layout, mro, top_package
+from pytest_nnxcheck.walk.raw_access import MISSING, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -31,8 +32,6 @@ DEEPEST = 6
 
 _OPEN = (types.SimpleNamespace, argparse.Namespace)
 """Classes of the standard library whose instances are the user's data."""
-_NODE_PACKAGES = frozenset(("flax", "jax", "jaxlib"))
-"""Packages that themselves take apart objects of their classes, and of classes made of these."""
 
 
 class _Same:
@@ -139,9 +138,10 @@ def _may_open(value: Any) -> bool:
         return False
     if cls in _OPEN:
         return True
-    if top_package(cls) in LIBRARIES and not holds_state(value):
+    if is_library(top_package(cls)) and not holds_state(value):
         return False
-    return not any(top_package(base) in _NODE_PACKAGES for base in mro(cls))
+    # jax and flax take apart objects of their own classes, and of classes made of these.
+    return not any(owner(top_package(base)) in ("jax", "flax") for base in mro(cls))
 
 
 def _fields(value: Any) -> list[tuple[tuple[str, Any], Any]]:

@@ -12,9 +12,10 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, variables
 from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, value_of
+from pytest_nnxcheck.compat.owner import is_library
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import fingerprint
-from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, class_dict, layout, mro, top_package
+from pytest_nnxcheck.walk.raw_access import MISSING, class_dict, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -151,7 +152,7 @@ def has_arrays_and_eq(value: Any) -> bool:
     """True if a value is a plain object with arrays, of a class of the user's with an ``==``; no tree is one."""
     cls = type(value)
     compares = any("__eq__" in class_dict(base) for base in mro(cls)[:-1])
-    if not compares or top_package(cls) in LIBRARIES or not jax.tree_util.all_leaves([value]):
+    if not compares or is_library(top_package(cls)) or not jax.tree_util.all_leaves([value]):
         return False
     own = {} if graph.is_graph_node(value) else layout(cls).read(value) or {}
     return any(isinstance(item, jax.Array | np.ndarray) for item in own.values())

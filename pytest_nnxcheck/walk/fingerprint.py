@@ -18,6 +18,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.graph import is_key
+from pytest_nnxcheck.compat.owner import owner
 from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, code_names, layout, top_package
 
 DEEPEST, LONGEST = 5, 200
@@ -76,7 +77,7 @@ def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
     """The attributes of an object; for an object of a library only the function that it wraps."""
     stored = layout(type(value))
     own = stored.read(value) or {}
-    if top_package(type(value)) in ("jax", "jaxlib", "flax"):
+    if owner(top_package(type(value))) in ("jax", "flax"):
         own = {name: own[name] for name in ("__wrapped__", "fun", "f") if name in own}
     pairs = [*own.items(), *((name, held) for name, held in stored.read_slots(value) if held is not MISSING)]
     return tuple((name, fingerprint(held, depth)) for name, held in pairs[:LONGEST])

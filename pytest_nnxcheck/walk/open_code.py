@@ -21,14 +21,13 @@ from types import (
 from typing import Any
 
 from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat.owner import is_library
 from pytest_nnxcheck.walk.open_data import open_attributes, put_items
 from pytest_nnxcheck.walk.raw_access import (
-    LIBRARIES,
     MISSING,
     class_dict,
     class_name,
     code_names,
-    is_library,
     module_namespace,
     mro,
     read_slot,
@@ -130,7 +129,7 @@ def imported(name: str, namespace: dict[str, Any]) -> Any:
 
 
 def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
-    if top_package(cls) in LIBRARIES:
+    if is_library(top_package(cls)):
         return
     own = class_name(cls)
     if variables.kind_of(cls) == "node":
@@ -188,7 +187,7 @@ def open_exception(error: BaseException, name: Name, visit: Visit) -> None:
     if issubclass(type(error), BaseExceptionGroup):
         parts = class_dict(BaseExceptionGroup)["exceptions"].__get__(error)
         put_items(list(parts), "exception", name.then(".exceptions"), visit)
-    if top_package(type(error)) in LIBRARIES:
+    if is_library(top_package(type(error))):
         open_attributes(error, name, visit)
     visit.put_last(fields["__traceback__"].__get__(error), "frame", name)
 

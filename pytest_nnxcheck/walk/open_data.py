@@ -16,6 +16,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import flax_modes, variables
 from pytest_nnxcheck.compat.arrays import is_ref, value_of
+from pytest_nnxcheck.compat.owner import owner
 from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.raw_access import (
     Layout,
@@ -33,7 +34,6 @@ _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
 _STATE = frozenset(("array", "reference", "variable", "tracer"))
 """Kinds of objects that are state, by `variables.kind_of`."""
-JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
 
 
@@ -149,7 +149,7 @@ def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
     """Open the user's functions in a library's object, and nothing else: ``jax.jit(f)``, ``jax.custom_vjp(f)``."""
     visit.fleeting.append((open_jax_function, value, name))
     for item in (visit.classes.layout(type(value)).read(value) or {}).values():
-        if id(type(item)) in _CODE or top_package(type(item)) in JAX:
+        if id(type(item)) in _CODE or owner(top_package(type(item))) == "jax":
             visit.put(item, "attribute", name)
 
 

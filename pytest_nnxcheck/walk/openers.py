@@ -11,8 +11,9 @@ from types import CellType, CodeType, FrameType, FunctionType, MappingProxyType,
 import numpy as np
 
 from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat.owner import is_library, owner
 from pytest_nnxcheck.walk import open_code, open_data
-from pytest_nnxcheck.walk.raw_access import LIBRARIES, LruCache, class_name, mro, top_package
+from pytest_nnxcheck.walk.raw_access import LruCache, class_name, mro, top_package
 from pytest_nnxcheck.walk.visit import Opener
 
 _OPEN_PACKAGES = frozenset(("flax", "optax"))
@@ -78,15 +79,15 @@ def openers_for(cls: type) -> tuple[Opener, ...]:
 
 
 def _of_class(cls: type) -> tuple[Opener, ...]:
-    return () if top_package(cls) in LIBRARIES else (open_data.open_class_of,)
+    return () if is_library(top_package(cls)) else (open_data.open_class_of,)
 
 
 def _of_instance(cls: type) -> tuple[Opener, ...]:
     """Open an instance of a library's class only if such objects hold the user's state, or if this one does."""
     package = top_package(cls)
-    if package not in LIBRARIES or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
+    if not is_library(package) or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
         return (open_data.open_attributes,)
-    if package in open_data.JAX:
+    if owner(package) == "jax":
         return (open_data.open_jax_function,)
     if _holds_unseen(cls, package):
         return (open_data.open_referents,)

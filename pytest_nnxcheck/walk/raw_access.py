@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import CellType, CodeType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
+from pytest_nnxcheck.compat.owner import is_library
+
 MISSING: Any = object()
 
 mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
@@ -25,28 +27,8 @@ _module_dict: Callable[[Any], dict[str, Any]] = class_dict(ModuleType)["__dict__
 LruCache: type = type(functools.cache(len))
 """The type of the wrapper that `functools.lru_cache` makes; it has no public name."""
 
-LIBRARIES = frozenset(
-    (
-        *"jax jaxlib flax numpy optax orbax chex einops jaxtyping ml_dtypes scipy etils absl typing_extensions".split(),
-        # Of beartype a walk through one decorated method would open 3,000 objects, through one distribution of TensorFlow Probability 5,000,
-        # through one layer of Keras 14,000, and hold none of the user's; TensorFlow Probability caches what its bijectors compute, tracers too, by keys that nobody else has.
-        *"beartype typeguard tqdm pandas matplotlib torch tensorflow tensorflow_probability distrax keras".split(),
-        *"hypothesis pytest _pytest pluggy xdist execnet pytest_nnxcheck".split(),
-        # The standard library has a package named "test", and so have many users.
-        *(sys.stdlib_module_names - {"test", "this", "antigravity"}),
-    )
-)
-"""Top-level packages whose code is not the user's. Other installed packages are not here: users test them. An object of these packages
-is opened if it holds state, such as a seed generator of Keras that a module keeps: see `open_data.holds_state`."""
-
-
 _MAKERS = {"abc", "types"}
 """Modules that Python names as the module of a class which a call made."""
-
-
-def is_library(module: object) -> bool:
-    """True if a value is the name of a library's module."""
-    return type(module) is str and module.partition(".")[0] in LIBRARIES
 
 
 def top_package(cls: type) -> str:

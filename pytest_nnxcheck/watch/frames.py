@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 
+from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.walk.raw_access import is_library
 from pytest_nnxcheck.watch.roots import Root
 
 _MOST = 8
 _CALLERS = ("pytest_pyfunc_call", "pytest_fixture_setup")
-_TRANSFORMS = ("jax", "flax", "equinox")
 
 
 def callers(frame: FrameType) -> Iterator[FrameType]:
@@ -24,9 +23,8 @@ def callers(frame: FrameType) -> Iterator[FrameType]:
 
 
 def inside_a_transform(frame: FrameType) -> bool:
-    """True if a library that traces has called the function of a frame: its tracers are alive then."""
-    packages = (str(outer.f_globals.get("__name__")).partition(".")[0] for outer in callers(frame))
-    return any(package in _TRANSFORMS for package in packages)
+    """True if jax or flax has called the function of a frame: its tracers are alive then. Other libraries trace by calling jax."""
+    return any(map(is_of_jax_or_flax, callers(frame)))
 
 
 def of_test(frame: FrameType, code: CodeType) -> FrameType | None:
@@ -39,7 +37,7 @@ def of_user(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames that are the user's, the innermost first, up to where pytest called."""
     count = 0
     while frame is not None and count < _MOST and frame.f_code.co_name not in _CALLERS:
-        if not is_library(frame.f_globals.get("__name__")):
+        if of_frame(frame) == "user":
             count += 1
             yield frame
         frame = frame.f_back

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
-from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, code_names, is_library, mro, top_package
+from pytest_nnxcheck.compat.owner import is_library
+from pytest_nnxcheck.walk.raw_access import class_dict, class_name, code_names, mro, top_package
 
 Root = tuple[str, object]
 
@@ -36,7 +37,7 @@ def of_other_tests(instance: object) -> tuple[object, ...]:
     """The instance of a test and its classes, which lead to the code of other tests. `of_test` lists the parts that are for this one."""
     if instance is None:
         return ()
-    return (instance, *(cls for cls in mro(type(instance)) if top_package(cls) not in LIBRARIES))
+    return (instance, *(cls for cls in mro(type(instance)) if not is_library(top_package(cls))))
 
 
 def files_of_test(function: object, instance: object, module: str) -> frozenset[str]:
@@ -78,7 +79,7 @@ def _of_instance(instance: object, names: set[str]) -> Iterator[Root]:
     own: Any = getattr(instance, "__dict__", {})
     yield from ((f"self.{name}", value) for name, value in list(own.items()) if not name.startswith("_outcome"))
     for cls in mro(type(instance)):
-        if top_package(cls) in LIBRARIES:
+        if is_library(top_package(cls)):
             continue
         for name, value in class_dict(cls).items():
             if not name.startswith("__") and (name in names or type(value) is not FunctionType):

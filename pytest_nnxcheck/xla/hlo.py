@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pytest_nnxcheck.compat.owner import Owner, of_file
 from pytest_nnxcheck.xla.protobuf import Message, embedded, fields, messages, number, numbers, raw, text
 
 Position = tuple[int, tuple[int, ...]]
@@ -105,6 +106,11 @@ class Frame:
     line: int
     function: str
 
+    @property
+    def owner(self) -> Owner:
+        """The owner of its file. Frames further out than ours called the plugin, and made nothing of the program."""
+        return of_file(self.path)
+
 
 @dataclass(frozen=True, slots=True)
 class Module:
@@ -127,7 +133,7 @@ class Module:
     plainest: dict[int, Instruction | None] = field(default_factory=dict, repr=False)
     """Cache of `plainest_of`, by computation."""
     subject: str | None = None
-    """The name of the frames of the subject's program, if the plugin staged it: see `subject.bind.labelled`."""
+    """The name of the frames of the subject's program, if the plugin staged it: see `subject.subject.labelled`."""
 
     @classmethod
     def read(cls, data: bytes, subject: str | None = None) -> Module:

@@ -7,18 +7,13 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from pytest_nnxcheck.compat.variables import is_library_file
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.xla.hlo import Frame, Instruction, Module, Position
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-OWN = str(Path(__file__).parents[1])
-"""Files of this plugin. Frames further out called the plugin, and made nothing of the program."""
 
 _LAYER = re.compile(rf"(?P<transform>{CALL_FIRST})\b|(?P<styled>\w+?)_(?P<style>{'|'.join(STYLES)})\b")
 
@@ -34,16 +29,16 @@ MARK = "marked.<locals>.root"
 """The name of the frame at which every stack inside the program of a jit ends: see `transforms.root.marked`."""
 
 PROGRAM = "program of "
-"""The beginning of the names of frames of a subject's own program: see `subject.bind.labelled`."""
+"""The beginning of the names of frames of a subject's own program: see `subject.subject.labelled`."""
 
 
 def place(module: Module, instruction: Instruction) -> tuple[tuple[str, ...], str]:
     """``path:line`` of the user's frames that made an instruction, innermost first, each once; or the generated layer that made it, as text of a nesting."""
     stack = frames(module, instruction)
-    inside = list(itertools.takewhile(lambda frame: not frame.path.startswith(OWN), stack))
+    inside = list(itertools.takewhile(lambda frame: frame.owner != "ours", stack))
     if inside:  # frames further out than those of the plugin are of the test, which called it
         return tuple(dict.fromkeys(near(f"{frame.path}:{frame.line}") for frame in inside)), ""
-    layers = itertools.takewhile(lambda frame: frame.path.startswith(OWN), stack)
+    layers = itertools.takewhile(lambda frame: frame.owner == "ours", stack)
     match = next(filter(None, (_LAYER.match(frame.function) for frame in layers)), None)
     return (), str(Layer(match["transform"] or match["styled"], match["style"] or STYLES[0])) if match else ""
 
@@ -58,9 +53,9 @@ def frames(module: Module, instruction: Instruction) -> list[Frame]:
     """
     stacks: list[list[Frame]] = [[]]
     for frame in module.frames_of(instruction):
-        if frame.path.startswith(OWN) and frame.function == MARK:
+        if frame.owner == "ours" and frame.function == MARK:
             stacks.append([])
-        elif not is_library_file(frame.path) or frame.path.startswith(OWN):
+        elif frame.owner in ("user", "installed", "ours"):
             stacks[-1].append(frame)
     if len(stacks) == 1 or not any(stacks[1:-1]):
         return stacks[0] if _here(stacks[0], module.subject) else _named(stacks[0], module.name(instruction))
@@ -71,14 +66,14 @@ def frames(module: Module, instruction: Instruction) -> list[Frame]:
 
 def _here(stack: list[Frame], subject: str | None) -> bool:
     """True if a stack goes through this subject or a layer. Always true in a program that the plugin did not stage."""
-    first = next((frame.function for frame in stack if frame.path.startswith(OWN)), "")
+    first = next((frame.function for frame in stack if frame.owner == "ours"), "")
     return subject is None or first == subject or (first != "" and not first.startswith(PROGRAM))
 
 
 def _named(stack: list[Frame], name: str) -> list[Frame]:
     """The frames of a stack from elsewhere that lie inside the jits of an operation's name, ``jit(f)/jit(main)/jit(g)/sin``."""
     jits = _JIT.findall(name)[1:]
-    users = list(itertools.takewhile(lambda frame: not frame.path.startswith(OWN), stack))
+    users = list(itertools.takewhile(lambda frame: frame.owner != "ours", stack))
     last = max((number for number, frame in enumerate(users) if frame.function.rpartition(".")[2] in jits), default=-1)
     return users[: last + 1]
 

@@ -12,7 +12,7 @@ from leaky import LEAKY, KeepsLastSetInInit, case
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.compose import Guards
 
 HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)

@@ -14,15 +14,13 @@ from flax import nnx
 from healthy import WIDTH, assign, numbers
 from parity_calls import X, norm, parity
 
-from pytest_nnxcheck.core.catalogue import row_of
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.memo import evaluated_calls
-from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, Step, assembled, composed, un_nested
-from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.transforms import wrappers
+from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, calls_of, separate
+from pytest_nnxcheck.subject.subject import bind, identity
+from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.values.differences import compare
 from pytest_nnxcheck.values.effects import UNCHANGED, Facts, Leaf, changed, read
-from pytest_nnxcheck.values.identity import identity
 
 # --- comparing
 
@@ -81,7 +79,7 @@ def rounds(f, plan):
 
 
 def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
-    monkeypatch.setattr(wrappers, "remat_argument", rounds)
+    monkeypatch.setattr(layers, "remat_argument", rounds)
     found = parity(Noise(), numbers((64, WIDTH)), nesting="remat")
     assert found.outcome.verdict == "held", text(found)
     monkeypatch.setattr("pytest_nnxcheck.values.differences.TIMES", 0)
@@ -121,47 +119,39 @@ def donates(model, x):
     return trains(model, x)
 
 
-MEANINGS = [
-    (),
-    ("scan",),
-    ("vmap",),
-    ("call_first",),
-    ("scan", "vmap"),
-    ("vmap", "while_loop"),
-    ("while_loop", "scan", "vmap"),
-    ("call_first", "scan", "fori_loop"),
-    ("vmap", "call_first"),
-]
+CALLS = {
+    (): (0, 1),
+    ("scan",): ([0, 1], 2),
+    ("vmap",): ([0, 0], 1),
+    ("call_first",): ((0, 1), 2),
+    ("scan", "vmap"): ([[0, 0], [1, 1]], 2),
+    ("vmap", "while_loop"): ([1, 1], 2),
+    ("while_loop", "scan", "vmap"): ([[2, 2], [3, 3]], 4),
+    ("call_first", "scan", "fori_loop"): ((0, [2, 4]), 5),
+    ("vmap", "call_first"): ([(0, 1), (0, 1)], 2),
+}
 
 
-def made_by_hand(subject, meaning, start):
-    """The calls of a meaning, each made where it stands."""
-    subject = subject.for_run()
-    state, inputs = start.of(subject)
-    for name in meaning:
-        if row_of(name).axis:
-            inputs = tuple(jnp.stack([leaf] * 2) for leaf in inputs)
-    before = read(subject, state)
-    returned = composed(subject.program, meaning)(state, *inputs)
-    last = Step.of(subject, returned, un_nested(meaning, returned), changed(before, read(subject, state)))
-    return assembled(meaning, returned, before, last)
+def test_the_calls_of_a_meaning_are_those_of_one_trajectory():
+    for meaning, calls in CALLS.items():
+        assert calls_of(meaning) == calls, meaning
 
 
 @pytest.mark.parametrize("start", [AS_IT_IS, Start(nudged=True)])
 @pytest.mark.parametrize("call", [trains, donates])
-def test_the_calls_of_a_meaning_are_those_of_one_trajectory(call, start):
+def test_a_trajectory_leaves_what_as_many_calls_by_hand_leave(call, start):
     subject, trajectory = bind(call, (norm(), X), {}), Evaluated()
-    for meaning in MEANINGS:
-        got, wanted = trajectory.effect(subject, meaning, start), made_by_hand(subject, meaning, start)
-        assert got.error is None
-        assert (got.names, got.structure) == (wanted.names, wanted.structure)
-        for one, other in ((got.returned, wanted.returned), (got.output, wanted.output)):
-            jax.tree.map(np.testing.assert_array_equal, one, other)
-        for path, leaf in wanted.after.leaves.items():
-            assert (got.after.leaves[path].value is UNCHANGED) == (leaf.value is UNCHANGED), path
-            if leaf.value is not UNCHANGED:
-                np.testing.assert_array_equal(got.after.leaves[path].value, leaf.value)
-    assert len(trajectory.trajectories[start].steps) == 5
+    state, inputs = start.of(subject)
+    program, outputs = subject.for_run().program, []
+    for _ in range(4):
+        state = separate(state)
+        outputs.append(program(state, *inputs))
+    got = trajectory.effect(subject, ("while_loop", "scan"), start)
+    wanted = jax.tree.map(lambda *leaves: jnp.stack(leaves), outputs[2], outputs[3])
+    jax.tree.map(np.testing.assert_array_equal, got.returned, wanted)
+    for path, leaf in read(subject, state).leaves.items():
+        if got.after.leaves[path].value is not UNCHANGED:
+            np.testing.assert_array_equal(got.after.leaves[path].value, leaf.value)
     assert not any(leaf.value.is_deleted() for leaf in trajectory.trajectories[start].before.leaves.values())
 
 
