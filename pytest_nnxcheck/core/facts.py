@@ -102,7 +102,7 @@ class Leak:
     """The path of the object that keeps a function which captured it."""
 
     def words(self) -> str:
-        """Where it is, as the cause of a failure."""
+        """Its place, as the cause of a failure."""
         return f"tracer left in {self.path}: {self.type}" + (f", created at {self.line}" if self.line else "")
 
     @property
