@@ -25,6 +25,23 @@ ROWS = [
 ]
 # Those of docs/targets.md.
 OLDER_TARGETS = [*ROWS[1:3], nox.param("3.11", ("jax==0.10.2", "flax==0.12.8"), id="jax-0.10.2")]
+# Each release of flax that no row above has, with the jax of its time.
+FLAX_RELEASES = [
+    nox.param(python, (f"jax=={jax}", f"flax=={flax}"), id=f"flax-{flax}")
+    for python, jax, flaxes in (
+        ("3.11", "0.5.0", ("0.10.3",)),
+        ("3.11", "0.5.3", ("0.10.4", "0.10.5", "0.10.6")),
+        ("3.11", "0.7.0", ("0.11.0", "0.11.1")),
+        ("3.11", "0.7.2", ("0.12.0",)),
+        ("3.11", "0.8.1", ("0.12.1", "0.12.2")),
+        ("3.11", "0.9.0", ("0.12.3", "0.12.4")),
+        ("3.11", "0.9.1", ("0.12.5", "0.12.6")),
+        ("3.11", "0.10.2", ("0.12.7", "0.12.8")),
+        ("3.13", "0.11.1", ("0.12.9",)),
+        ("3.13", "0.11.2", ("0.12.10",)),
+    )
+    for flax in flaxes
+]
 WORKFLOWS = [
     str(path.relative_to(HERE))
     for folder in (HERE, HERE / "examples" / "downstream")
@@ -127,6 +144,14 @@ def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
     session.install(".[test]", *versions)
     newest = versions == ROWS[-1].args[1]
     session.run("pytest", *WORKERS, *(BY_PYTHON if newest else BY_VERSION), *session.posargs)
+
+
+@nox.session
+@nox.parametrize(("python", "versions"), FLAX_RELEASES)
+def flax_releases(session: nox.Session, versions: tuple[str, ...]) -> None:
+    """What may differ by version, on a release of flax between two rows: flax changes in each of them. Runs every night."""
+    session.install(".[test]", *versions)
+    session.run("pytest", *WORKERS, *BY_VERSION, *session.posargs)
 
 
 @nox.session(python=NEWEST)

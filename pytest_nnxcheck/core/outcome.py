@@ -42,7 +42,7 @@ class Finding:
     """True if it is about the peak of a program, whose lines and buffers the message shows then."""
 
     def sentence(self) -> str:
-        """What is wrong, in one line."""
+        """Say what is wrong, in one line."""
         return self.path
 
     def rows(self) -> Iterable[Row]:
@@ -68,7 +68,7 @@ class Finding:
         return Words(self.sentence(), [*rows, *self.last_rows()], self.cure())
 
     def brief(self, summary: str, evidence: Evidence | None) -> str:  # noqa: ARG002 - for those that say it with figures
-        """What breaks, for one line of a summary, where it is about no leaf."""
+        """Say what breaks in a part of a summary line, where it is about no leaf."""
         return summary
 
 

@@ -221,7 +221,7 @@ class LostBuffer(OfBuffer):
         return [("lost", f"{self.path}   {self.type}   {self.why()}")]
 
     def why(self) -> str:
-        """Why the buffer was lost."""
+        """The reason why the buffer was lost."""
         match self.cause:
             case "dtype" | "shape":
                 return retyped(self.cause, self.new, output=self.output)

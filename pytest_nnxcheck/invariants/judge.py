@@ -19,7 +19,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What all invariants together say of a nesting."""
+    """The verdict of all invariants on a nesting."""
 
     violations: tuple[Violation, ...] = ()
     """The broken invariants, the most serious first."""

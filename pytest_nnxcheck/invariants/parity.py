@@ -83,7 +83,7 @@ class ValueDiffers(Finding):
         return [(self.difference.label, f"{self.path}   {self.figures()}")]
 
     def figures(self) -> str:
-        """What was expected, and what is there."""
+        """The value that was expected, and the one that is there."""
         off = self.difference
         match off.label:
             case "missing":

@@ -132,7 +132,7 @@ class JitTracedAgain(Finding):
         return f"each call traces {self.path} again, for the same types: it makes a jit anew, or a function that a jit is handed"
 
     def rows(self) -> list[Row]:
-        """How often a jit traces it, and what calls that."""
+        """The number of times that a jit traces it, and the lines that call the jit."""
         times = f"{self.times} times" if self.times > 1 else "once"
         where = f" ({self.line})" if self.line else ""
         called = ", ".join(self.called)

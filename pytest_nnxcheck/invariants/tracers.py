@@ -46,7 +46,7 @@ class TracerLeft(Finding):
     """True if the installed flax has `nnx.data`."""
 
     def rows(self) -> list[Row]:
-        """What holds it, and the line that made it."""
+        """Its holder, and the line that made it."""
         leak = self.leak
         row = ("leaked", f"{leak.path}   {leak.kind} {leak.type} in {leak.holder}")
         return [row, ("", f"created at {leak.line}")] if leak.line else [row]

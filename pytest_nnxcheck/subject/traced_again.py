@@ -12,7 +12,6 @@ from flax import nnx
 from pytest_nnxcheck.compat import flax_modes, graph, variables
 from pytest_nnxcheck.compat.arrays import is_array
 from pytest_nnxcheck.subject.subject import Subject, spell
-from pytest_nnxcheck.subject.write_back import UPKEEP
 from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -37,7 +36,7 @@ def static_parts(subject: Subject) -> dict[str, Any]:
 
 def is_upkeep(key: Any, value: Any) -> bool:
     """True if flax keeps an attribute for itself, or a jit takes it for data."""
-    return str(key).startswith(UPKEEP) or is_array(value) or isinstance(value, nnx.State)
+    return graph.is_upkeep(key) or is_array(value) or isinstance(value, nnx.State)
 
 
 def other_parts(first: Mapping[str, Any], now: Mapping[str, Any], *, by_value: bool) -> Iterator[str]:
