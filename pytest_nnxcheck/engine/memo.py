@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms
-from pytest_nnxcheck.core.facts import Leak, UnNested
-from pytest_nnxcheck.core.notes import Fact, InMappedFile
+from pytest_nnxcheck.core.facts import Leak
+from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
+from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.subject.profile import Profile
@@ -25,7 +26,7 @@ class Known:
 
     profile: Profile | None = None
     un_nested: UnNested | None = None
-    notes: tuple[Fact, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Notes that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
     found: dict[Any, Any] = field(default_factory=dict)
     """Further facts that are found out once, by their kind: see `engine.example.Call.once`."""

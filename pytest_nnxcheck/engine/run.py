@@ -16,16 +16,13 @@ from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.staging import StagedJit, quick_compiles, whole_stacks
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.peak import Memory
 from pytest_nnxcheck.engine.compiled import Program, measured, with_addresses
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.stage import stage, unmoved
-from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.subject.originals import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
-from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.transforms.root import Root
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk
@@ -171,7 +168,7 @@ def with_arrays(
     returned = [program.leaf("", array) for array in with_buffer]
     reused = frozenset(pointer for leaf in returned for pointer in leaf.pointers)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given)
-    return replace(seen, moves=moves, lost=lost_leaves(moves, reused))
+    return replace(seen, moves=moves, reused=reused)
 
 
 def donated_inside(
@@ -201,33 +198,18 @@ class Stopped(Exception):
     """Raised when the jit outside has its program, to end the call."""
 
 
-def stopping(root: Root, look: Callable[[StagedJit], object], length: int = LENGTH) -> Callable[[Any], None]:
-    """A function of the state that calls the nesting up to its jit, and looks at the program of that."""
+def stopping(root: Root) -> Callable[[Any], None]:
+    """A function of the state that calls the nesting up to its jit, whose program is traced and does not run."""
 
-    def stop(staged: StagedJit) -> Any:
-        look(staged)
+    def stop(_: StagedJit) -> Any:
         raise Stopped
 
-    program = compose(root.subject, root.profile, root.nesting, Guards(root.subject), root.jit(stop), length)
+    program = compose(root.subject, root.profile, root.nesting, Guards(root.subject), root.jit(stop))
 
     def call(state: Any) -> None:
-        run(program, *root.handed(state, length))
+        run(program, *root.handed(state))
 
     return call
-
-
-def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:
-    """The memory of the program of a nesting whose loops and axes have another length. `None` where it does not compile."""
-    subject = subject.for_run()
-    root, state = Root(subject, profile, nesting, donate), subject.fresh()
-    found: list[Memory] = []
-    with subject.undone(state):
-        stopping(
-            root,
-            lambda staged: found.append(measured(root, root.parameters(), staged, SharedPrograms()).memory),
-            length,
-        )(state)
-    return found[0] if found else None
 
 
 def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: str, after: Any) -> bool:
@@ -238,7 +220,7 @@ def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: s
         traces.append(len(traces))
         return subject.function(*args, **kwargs)
 
-    call = stopping(Root(subject.for_run(counted), profile, nesting, donate), lambda _: None)
+    call = stopping(Root(subject.for_run(counted), profile, nesting, donate))
     with subject.undone(subject.state):
         call(subject.fresh())
         first = len(traces)

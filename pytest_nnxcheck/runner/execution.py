@@ -26,8 +26,8 @@ from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
+    from pytest_nnxcheck.checks.outcomes import Checked
     from pytest_nnxcheck.engine.memo import Memo
-    from pytest_nnxcheck.engine.outcomes import Checked
     from pytest_nnxcheck.paste.files import Programs
 
 Body = Callable[[], object]
@@ -333,4 +333,4 @@ def _outside_of_a_body() -> str:
 
 def engine() -> Any:
     """The module that runs one call. Imported at each call: tests put another in its place."""
-    return importlib.import_module("pytest_nnxcheck.engine.check_call")
+    return importlib.import_module("pytest_nnxcheck.checks.check_call")

@@ -13,11 +13,12 @@ from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
-from pytest_nnxcheck.core.outcome import BodyFinished, ConstantsCaptured, FindingOnTarget, Outcome, Verdict, nobody
+from pytest_nnxcheck.core.outcome import BodyFinished, FindingOnTarget, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.engine.example import Handed
-from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.invariants.memory import DONATE, ConstantsCaptured
+from pytest_nnxcheck.invariants.tracers import asks_to_hand_on
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.execution import Body
 from pytest_nnxcheck.runner.run import Run
@@ -222,7 +223,7 @@ UNLIKE_OWN: dict[Handed, str] = {
 def explain(outcome: Outcome, around: Around) -> Outcome:
     """The outcome with the rows of ``around``, without a hint that was tried and failed."""
     violations = tuple(
-        replace(violation, hint="") if around.handed is False and hints.asks_to_hand_on(violation) else violation
+        replace(violation, hint="") if around.handed is False and asks_to_hand_on(violation) else violation
         for violation in outcome.violations
     )
     return replace(outcome, violations=violations, explained=(*outcome.explained, *rows(around)))
@@ -233,7 +234,7 @@ def rows(around: Around) -> Iterator[tuple[str, str]]:
     if around.donated is not None:
         donate, peak = around.donated
         names = ", ".join(donate.split(",")[1:]) or "the state"
-        yield "hint", hints.hint("not donated", names=names, donate=donate, peak=format_bytes(peak))
+        yield "hint", DONATE.format(names=names, donate=donate, peak=format_bytes(peak))
     if around.holds:
         more = f", and {len(around.holds) - SHOWN} more" if around.holds[SHOWN:] else ""
         yield (

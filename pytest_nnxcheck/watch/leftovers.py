@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
+from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.watch.roots import Root, code_by_file
 
 MOST_OBJECTS = 20_000

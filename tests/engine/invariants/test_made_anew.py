@@ -12,9 +12,9 @@ from checking import call, some
 from flax import nnx
 from healthy import BATCH, HEALTHY, WIDTH, node_list, numbers, rngs
 
+from pytest_nnxcheck.core.notes import texts
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.reporting import notes
 
 NUMBERS = itertools.count()
 
@@ -103,7 +103,7 @@ def told_of(make, *args, invariants="recompilation", calls=2, memo=None):
             found = call(
                 lambda model, *args: None, make(), *args, nesting=nesting, invariants=invariants, example=example
             )
-        told.update(dict.fromkeys(notes.texts(found.facts.notes)))
+        told.update(dict.fromkeys(texts(found.facts.notes)))
     return [text for text in told if "the body makes its objects anew" in text]
 
 
@@ -153,7 +153,7 @@ def test_an_optimizer_whose_transformation_is_made_anew_is_named_by_its_function
                     invariants="recompilation",
                     example=example,
                 )
-            texts += notes.texts(found.facts.notes)
+            texts += texts(found.facts.notes)
         return texts
 
     (text,) = told(lambda: optax.adam(1e-3))

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_nnxcheck.compat import compile_events
 from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
+from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.watch import donation, roots
 from pytest_nnxcheck.watch.donation import UnusedBuffers
 from pytest_nnxcheck.watch.leftovers import Look, Reported
