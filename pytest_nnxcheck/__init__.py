@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ParityLost,
         TracerResidue,
         UnexpectedPass,
+        UpdateLost,
     )
     from pytest_nnxcheck.core.facts import NestedCall
     from pytest_nnxcheck.core.nesting import Layer, Nesting
@@ -45,6 +46,7 @@ __all__ = [
     "Report",
     "TracerResidue",
     "UnexpectedPass",
+    "UpdateLost",
     "Violation",
     "Wrap",
     "Wrapped",

@@ -46,6 +46,12 @@ class DonationLost(InvariantViolation):
     __module__ = PUBLIC
 
 
+class UpdateLost(InvariantViolation):
+    """The call wrote to a copy of the state that no one gets, or read the state past its arguments."""
+
+    __module__ = PUBLIC
+
+
 class ParityLost(InvariantViolation):
     """The outputs or the state after the nesting differ from those of the same calls without it."""
 

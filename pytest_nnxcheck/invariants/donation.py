@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -35,21 +35,18 @@ def judge(ran: Ran) -> Iterator[Finding]:
     seen = ran.observation
     if not seen.nesting.layers:
         yield from of_jits_inside(ran)
-    else:
-        dropped = [*map(ran.call.subject.path, ran.profile.training.dropped)] if donates(ran) else []
-        if seen.moves or dropped:
-            yield from of_program(ran, dropped)
+    elif seen.moves:
+        yield from of_program(ran)
     yield from (LostOnTarget(on.lost[0], on=on) for on in seen.targets if on.lost)
 
 
-def of_program(ran: Ran, dropped: Collection[str]) -> Iterator[Finding]:
+def of_program(ran: Ran) -> Iterator[Finding]:
     """Donated leaves that lost their buffer, and those that cannot be donated: in a buffer of another leaf, or of a view."""
     seen, originals = ran.observation, ran.call.originals
     after = {move.before.path: move.after for move in seen.moves}
     yield from (finding for one, two in originals.shared if (finding := sharing(one, two, ran)))
     yield from (ViewedBuffer(leaf, holder=holder) for holder, leaf in originals.views if leaf in after)
     yield from (lost_buffer(leaf, after[leaf.path], ran) for leaf in lost_leaves(seen))
-    yield from map(UpdateDropped, dropped)
 
 
 def of_jits_inside(ran: Ran) -> Iterator[Finding]:
@@ -79,12 +76,6 @@ def sharing(one: str, two: str, ran: Ran) -> SharedBuffer | None:
     # A leaf that the call leaves alone is donated by the generated jit only.
     changed = {subject.path(path) for path in ran.profile.state.changed}
     return SharedBuffer(one, other=two, twice=False) if {one, two} & donated & changed else None
-
-
-def donates(ran: Ran) -> bool:
-    """True if the program donates its state: the jit at its root takes the state, compiled the program, and leaked no tracer."""
-    root = ran.observation.nesting.layers[0]
-    return root.row.compiles and not root.captures and ran.call.settings.donate != "none" and ran.observation.settled
 
 
 def renewed(ran: Ran) -> frozenset[str]:
@@ -249,17 +240,6 @@ class LostBuffer(OfBuffer):
 def elements(type_: ArrayType | None) -> int:
     """The number of elements of an array of this type."""
     return math.prod(type_.shape or ()) if type_ else 0
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateDropped(OfBuffer):
-    """A leaf of an optimizer whose update went to a copy."""
-
-    def rows(self) -> list[Row]:
-        return [("dropped", f"{self.path}   not written back: the call updates a copy of the optimizer")]
-
-    def cure(self) -> str:
-        return "update the optimizer that was passed in, or return the copy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

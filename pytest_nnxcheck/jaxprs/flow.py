@@ -138,22 +138,6 @@ def joined(operands: list[int], numbers: int) -> int:
     return functools.reduce(operator.or_, (bits for k, bits in enumerate(operands) if numbers >> k & 1), 0)
 
 
-def counted_in_vain(jaxpr: Any, number: int) -> bool:
-    """True if a jaxpr adds to an input in vain: the input goes into no output, except one that is the input, unchanged."""
-    reached = zip(origins(jaxpr), sources(jaxpr), strict=True)
-    return adds_to(jaxpr, number) and not any(bits >> number & 1 and source != number for bits, source in reached)
-
-
-def adds_to(jaxpr: Any, number: int) -> bool:
-    """True if an equation adds to this input, here or in a jit inside."""
-    here = uses(jaxpr)
-    return any(
-        eqn.primitive.name == "add"
-        or ((inner := called(eqn)) is not None and any(adds_to(inner, operand) for operand in operands))
-        for eqn, operands in here.taken(here.same(jaxpr.invars[number]))
-    )
-
-
 def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
     """The last equation before an output that has an operand of the old ``dtype``; None if there is none. Jaxprs inside are not searched."""
     made_by = uses(jaxpr).maker

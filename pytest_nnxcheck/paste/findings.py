@@ -13,7 +13,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Outcome, Violation
 from pytest_nnxcheck.core.peak import FLOOR, OnTarget, Split
 from pytest_nnxcheck.engine.reference import calls_of, meaning_of
-from pytest_nnxcheck.invariants import donation, memory, parity, tracers
+from pytest_nnxcheck.invariants import donation, memory, parity, tracers, updates
 from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.values.differences import Difference
 
@@ -98,8 +98,10 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "after", "donated - pointers(state, output)"
         case donation.LostBuffer() | donation.LostOnTarget():
             yield "after", "lost_by_program(executable, lowered)"
-        case donation.UpdateDropped():
+        case updates.WriteLost():
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
+        case updates.ReadStale() if value:
+            yield "first", f"is_constant(program, state, inputs, {keys})"
         case parity.ValueDiffers(difference=Difference(size=size)):
             numbers, calls = calls_of(meaning_of(call.nesting))
             axes = sum(bool(layer.row.axis) for layer in call.nesting.layers)

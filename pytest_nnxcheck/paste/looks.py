@@ -126,6 +126,12 @@ def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
     return any(jaxpr.outvars[-1] is var for var in jaxpr.invars)
 
 
+def is_constant(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
+    """True if the trace of a call has a leaf as a constant, by identity: the call reads it past its arguments."""
+    leaf = value_at(state, *keys)
+    return any(constant is leaf for constant in constants(jaxpr_of(program, state, inputs)))
+
+
 # --- values
 
 

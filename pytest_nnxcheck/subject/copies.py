@@ -206,16 +206,16 @@ def lost(
     """
 
     def is_out(path: Path) -> bool:
-        leaf = leaves.get(path)
-        return leaf is None or any(
+        leaf = leaves[path]
+        return any(
             name
             and path in made_of
             and (out.shape, out.dtype) == (getattr(leaf, "shape", ()), getattr(leaf, "dtype", None))
             for name, out, made_of in outputs
         )
 
-    unseen = (write for path, write in watch.written.items() if path not in changed and path not in watch.returned)
-    return tuple(write for write in unseen if not is_out(write.path))
+    unseen = (path for path in leaves if path in watch.written and path not in changed and path not in watch.returned)
+    return tuple(watch.written[path] for path in unseen if not is_out(path))
 
 
 def stale(traced: Any, state: Any, roots: Sequence[tuple[str, Any]]) -> tuple[Read, ...]:

@@ -114,14 +114,12 @@ class StateUse:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The leaves that the un-nested call trains, and the updates that it drops."""
+    """The leaves that the un-nested call trains."""
 
     parameters: frozenset[Path] = frozenset()
     """The leaves that ``grad`` differentiates by."""
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
     """The types of the gradients by them, in order."""
-    dropped: tuple[Path, ...] = ()
-    """The leaves of an optimizer whose update it throws away."""
     untrained: tuple[Path, ...] = ()
     """The leaves that its optimizers train, if it steps an optimizer and changes none of these leaves."""
 
@@ -213,7 +211,7 @@ def profile(subject: Subject) -> Profile:
     return Profile(
         output_of(subject, evaluation),
         state,
-        training(subject, evaluation.jaxpr, before, evaluation.out, state.changed),
+        training(subject, before, evaluation.out, state.changed),
         evaluation.program,
         lost_writes=copies.lost(
             watch,
@@ -385,10 +383,8 @@ def devices(array: Any) -> int:
 # --- training: the parameters that ``grad`` differentiates by, and updates that do not reach them
 
 
-def training(
-    subject: Subject, jaxpr: Any, before: Mapping[Key, Any], out: tuple[Any, ...], changed: frozenset[Path]
-) -> Training:
-    """Find the training of the un-nested call; its jaxpr takes the leaves ``before``, its outputs have the types ``out``, and it changes the leaves ``changed``."""
+def training(subject: Subject, before: Mapping[Key, Any], out: tuple[Any, ...], changed: frozenset[Path]) -> Training:
+    """Find the training of the un-nested call, which takes the leaves ``before``, changes the leaves ``changed``, and whose outputs have the types ``out``."""
     parameters = differentiable(subject, before)
     of_parameters = [leaf for (path, _), leaf in before.items() if path in parameters]
     nodes = flax_modes.iter_graph(subject.state)
@@ -396,27 +392,8 @@ def training(
     return Training(
         parameters=parameters,
         gradients=tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf)) for leaf in of_parameters),
-        dropped=dropped_updates(optimizers, jaxpr, [path for path, _ in before], changed),
         untrained=untrained(subject, optimizers, changed, out),
     )
-
-
-def dropped_updates(
-    optimizers: Iterable[Path], jaxpr: Any, paths: list[Path], changed: frozenset[Path]
-) -> tuple[Path, ...]:
-    """Leaves of the optimizers, where the call updates a copy of one, and none that was handed in.
-
-    `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.
-    """
-    dropped: list[Path] = []
-    for owner in optimizers:
-        own = [path for path in paths if path[: len(owner)] == owner and path[len(owner)] in ("step", "opt_state")]
-        step = next((paths.index(path) for path in own if path[len(owner) :] == ("step",)), None)
-        if changed.intersection(own):
-            return ()
-        if step is not None and flow.counted_in_vain(jaxpr, step):
-            dropped += own
-    return tuple(dict.fromkeys(dropped))
 
 
 def untrained(

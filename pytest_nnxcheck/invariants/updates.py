@@ -1,0 +1,120 @@
+"""What the call writes reaches the caller's state, and what it reads comes from there: a jit, a gradient or a merge works on a copy of a module.
+
+Judged of the un-nested call, by its one trace: a nesting is made of copies itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flax import nnx
+
+from pytest_nnxcheck.core.catalogue import InvariantRow
+from pytest_nnxcheck.core.notes import Note
+from pytest_nnxcheck.core.outcome import Finding, Words
+from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.subject.copies import Read, Write
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+ROW = InvariantRow("updates", order=25, severity=15, default=True, error="UpdateLost")
+
+TWINS = {"jax.checkpoint": "nnx.remat"}
+"""The transform of flax that does what one of jax does under another name."""
+
+
+def judge(ran: Ran) -> Iterator[Finding | Note]:
+    """Judge the writes that no one gets, and the reads of the caller's own Variables past the arguments; counts of random numbers alone are a note."""
+    if ran.observation.nesting.layers:
+        return
+    path, profile = ran.call.subject.path, ran.profile
+    written = sorted(profile.lost_writes, key=lambda write: write.random)
+    if written and all(write.random for write in written):
+        yield SameDraws(tuple(path(write.path) for write in written), written[0].line)
+    else:
+        yield from (WriteLost(path(write.path), write=write) for write in written)
+    yield from (ReadStale(path(read.path), read=read) for read in profile.stale_reads)
+    if profile.unwatched:
+        yield "updates asserted in part: the call maps over states of the module and of another one together, so that its copies were not told apart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteLost(Finding):
+    """A Variable of the caller's that keeps its value, though the call writes to a copy of it that no one gets."""
+
+    write: Write
+
+    def words(self, others: Sequence[Finding] = ()) -> Words:
+        """One row for each line that writes, with all that it writes."""
+        of_line: dict[str, list[str]] = {}
+        writes = [self, *(other for other in others if isinstance(other, WriteLost))]
+        for each in writes:
+            of_line.setdefault(each.where(), []).append(each.path)
+        rows: list[Row] = [("lost", f"{some(paths, 4)}   {where}") for where, paths in of_line.items()]
+        rows += [row for other in others if not isinstance(other, WriteLost) for row in other.rows()]
+        paths = some([each.path for each in writes], 2)
+        kept = (
+            "keeps its value: the call writes to a copy of it"
+            if len(writes) == 1
+            else "keep their values: the call writes to copies of them"
+        )
+        return Words(f"{paths} {kept}", rows, self.cure())
+
+    def rows(self) -> list[Row]:
+        return [("lost", f"{self.path}   {self.where()}")]
+
+    def where(self) -> str:
+        """The line that writes, and what made the copy."""
+        write = self.write
+        made_by = f"{write.transform} at {write.called_at}" if write.called_at else write.transform or "the call"
+        return f"written{f' at {write.line},' if write.line else ''} in a copy that {made_by} makes"
+
+    def cure(self) -> str:
+        transform = self.write.transform
+        twin, model = (
+            TWINS.get(transform, transform.replace("lax.", "").replace("jax", "nnx")),
+            re.match(r"\w*", self.path)[0],
+        )  # type: ignore[index]
+        handed = f"return nnx.state(copy), and nnx.update({model}, state) with it"
+        if twin and hasattr(nnx, twin.removeprefix("nnx.")):
+            called = f"(f)({model}, x)" if twin == "nnx.jit" else ""
+            handed = f"write {twin}{called} instead of {transform}{called}, which hands back what f writes; or {handed}"
+        return f"{handed}; a copy that is meant to be dropped is made by nnx.clone({model})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStale(Finding):
+    """A Variable of the caller's that the call reads past its arguments: a jit keeps the value of its first call for ever."""
+
+    read: Read
+
+    def sentence(self) -> str:
+        return f"{self.path} is read past the arguments: a jit keeps the value of its first call, and no gradient reaches it"
+
+    def rows(self) -> list[Row]:
+        at = f"read at {self.read.line}, " if self.read.line else "read "
+        return [("stale", f"{self.path}   {at}by way of {self.read.holder}")]
+
+    def cure(self) -> str:
+        return (
+            "every transform works on a copy of the module, and what a function captured is the module that it was made with: read it through self, or hand"
+            " it to the function as an argument; an array that is meant to stay as it was is copied, jnp.copy(value)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SameDraws:
+    """Counts of random streams that only copies move on: a note."""
+
+    paths: tuple[str, ...]
+    line: str
+
+    def words(self) -> str:
+        at = f" ({self.line})" if self.line else ""
+        return (
+            f"every call draws the same random numbers: {some(self.paths)} is counted in a copy alone{at}; under nnx.jit in place of jax.jit, or"
+            " with the state handed out and written back by nnx.update, each draws its own"
+        )

@@ -1,0 +1,320 @@
+"""Calls that write to a copy of their state, or read it past their arguments, each with a healthy twin; and calls that work on copies on purpose."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from healthy import FLAX, WIDTH, Case, assign, numbers, rngs
+
+MODULES_ARE_TREES = (0, 12)
+"""The flax from which a transform of jax takes a module."""
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Factories of a faulty case and of its healthy twin, and a text of the finding. ``since`` is the first flax that takes the faulty one."""
+
+    faulty: Callable[[], Case]
+    healthy: Callable[[], Case]
+    says: str
+    since: tuple[int, ...] = (0, 10)
+
+
+class Normed(nnx.Module):
+    """A layer with statistics."""
+
+    def __init__(self) -> None:
+        self.linear, self.norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.linear(x))
+
+
+class Noisy(nnx.Module):
+    """A layer whose state is a count of random numbers."""
+
+    def __init__(self) -> None:
+        self.linear, self.dropout = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.Dropout(0.5, rngs=rngs())
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dropout(self.linear(x))
+
+
+class Decodes(nnx.Module):
+    """Writes a row of its cache, and reads the whole."""
+
+    def __init__(self) -> None:
+        self.rows, self.index = nnx.Variable(jnp.zeros((4, WIDTH))), nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        assign(self.rows, jax.lax.dynamic_update_slice(self.rows[...], x, (self.index[...], 0)))
+        assign(self.index, self.index[...] + 1)
+        return self.rows[...].sum(0)
+
+
+def forward(model: Any, x: jax.Array) -> jax.Array:
+    return model(x)
+
+
+def batch() -> jax.Array:
+    return numbers((3, WIDTH))
+
+
+def of(
+    model: Callable[[], Any], function: Callable[..., Any], *more: Callable[[], Any], rows: int = 3
+) -> Callable[[], Case]:
+    """A factory of ``function(model, *more, x)``."""
+    return lambda: Case(function, (model(), *(make() for make in more), numbers((rows, WIDTH))))
+
+
+def trains(model: Any, optimizer: Any, x: jax.Array) -> jax.Array:
+    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(*([model] if FLAX >= (0, 11) else []), gradients)
+    return loss
+
+
+def training(step: Callable[..., Any]) -> Callable[[], Case]:
+    def make() -> Case:
+        model = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        wrt = {"wrt": nnx.Param} if FLAX >= (0, 11) else {}
+        return Case(step, (model, nnx.Optimizer(model, optax.adam(1e-3), **wrt), batch()))
+
+    return make
+
+
+def follows(model: Any, average: Any, x: jax.Array) -> jax.Array:
+    """Move an average of the parameters."""
+    state = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, nnx.state(average), nnx.state(model))
+    nnx.update(average, state)
+    return model(x)
+
+
+def linear() -> nnx.Linear:
+    return nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+
+
+def functional(*, hands_back: bool) -> Callable[..., jax.Array]:
+    """A forward call of pure functions, whose new state is handed back, or is not."""
+
+    def call(model: Any, x: jax.Array) -> jax.Array:
+        graphdef, state = nnx.split(model)
+
+        @jax.jit
+        def pure(state: Any, x: jax.Array) -> Any:
+            model = nnx.merge(graphdef, state)
+            return model(x), nnx.state(model) if hands_back else None
+
+        y, new = pure(state, x)
+        if hands_back:
+            nnx.update(model, new)
+        return y
+
+    return call
+
+
+def updates_optimizer(*, hands_back: bool) -> Callable[..., Any]:
+    def call(model: Any, optimizer: Any, x: jax.Array) -> Any:
+        graphdef, state = nnx.split((model, optimizer))
+
+        @jax.jit
+        def pure(state: Any, x: jax.Array) -> Any:
+            pair = nnx.merge(graphdef, state)
+            loss = trains(*pair, x)
+            return loss, nnx.state(pair) if hands_back else None
+
+        loss, new = pure(state, x)
+        if hands_back:
+            nnx.update((model, optimizer), new)
+        return loss
+
+    return call
+
+
+def rematerializes(wrapper: Callable[..., Any]) -> Callable[..., jax.Array]:
+    return lambda model, x: 2 * wrapper(forward)(model, x)
+
+
+class Gated(nnx.Module):
+    """A gate that it applies by a function: one that captured the gate of ``__init__``, or that is handed the gate."""
+
+    def __init__(self, *, captures: bool) -> None:
+        self.gate = gate = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.captures = captures
+        self.apply = (lambda x: nnx.relu(gate(x))) if captures else (lambda gate, x: nnx.relu(gate(x)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.apply(x) if self.captures else self.apply(self.gate, x)
+
+
+class Curved(nnx.Module):
+    """A learnable number."""
+
+    def __init__(self) -> None:
+        self.curvature = nnx.Param(jnp.float32(1.0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * self.curvature[...]
+
+
+def curved(*, captures: bool) -> Case:
+    """A step of an optimizer that asks a function for the curvature of the model."""
+    model = Curved()
+
+    class Scales:
+        """The optimizer."""
+
+        def __init__(self) -> None:
+            self.curvature = lambda: model.curvature[...]
+
+        def __call__(self, model: Any, x: jax.Array) -> jax.Array:
+            return model(x) / (self.curvature() if captures else model.curvature[...])
+
+    return Case(Scales(), (model, batch()))
+
+
+COPIED: dict[str, Twins] = {
+    "statistics": Twins(
+        of(Normed, jax.jit(forward)),
+        of(Normed, nnx.jit(forward)),
+        "model.norm.mean, model.norm.var keep",
+        MODULES_ARE_TREES,
+    ),
+    "cache": Twins(
+        of(Decodes, jax.jit(forward), rows=1),
+        of(Decodes, nnx.jit(forward), rows=1),
+        "model.rows, model.index keep",
+        MODULES_ARE_TREES,
+    ),
+    "step": Twins(training(jax.jit(trains)), training(nnx.jit(trains)), "model.kernel", MODULES_ARE_TREES),
+    "average": Twins(
+        of(linear, jax.jit(follows), linear),
+        of(linear, nnx.jit(follows), linear),
+        "average.bias, average.kernel keep",
+        MODULES_ARE_TREES,
+    ),
+    "checkpoint": Twins(
+        of(Normed, rematerializes(jax.checkpoint)),
+        of(Normed, rematerializes(nnx.remat)),
+        "jax.checkpoint at",
+        MODULES_ARE_TREES,
+    ),
+    "functional": Twins(
+        of(Normed, functional(hands_back=False)),
+        of(Normed, functional(hands_back=True)),
+        "model.norm.mean, model.norm.var keep",
+    ),
+    "functional step": Twins(
+        training(updates_optimizer(hands_back=False)), training(updates_optimizer(hands_back=True)), "model.bias, model.kernel, ... keep"
+    ),
+    "closure": Twins(
+        lambda: Case(Gated(captures=True), (batch(),)),
+        lambda: Case(Gated(captures=False), (batch(),)),
+        "model.gate.kernel is read past the arguments",
+    ),
+    "optimizer": Twins(
+        lambda: curved(captures=True), lambda: curved(captures=False), "model.curvature is read past the arguments"
+    ),
+}
+"""What is copied, or captured -> the twins."""
+
+
+# --- copies on purpose
+
+
+def evaluates_clone(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.clone(model)(x)
+
+
+def evaluates_deepcopy(model: Any, x: jax.Array) -> jax.Array:
+    return copy.deepcopy(model)(x)
+
+
+def asks_for_shapes(model: Any, x: jax.Array) -> jax.Array:
+    return x * len(nnx.eval_shape(forward, model, x).shape)
+
+
+def evaluates_merged(model: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(model)
+    merged = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf * 1, state))
+    merged.eval()
+    return merged(x)
+
+
+def adapts_clone(model: Any, x: jax.Array) -> Any:
+    """The inner loop of MAML: a step on a copy, and the gradient of the loss after it."""
+
+    def after_step(model: Any) -> jax.Array:
+        gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+        fast = nnx.clone(model)
+        nnx.update(fast, jax.tree.map(lambda leaf, step: leaf - 0.1 * step, nnx.state(fast, nnx.Param), gradients))
+        return (fast(x) ** 2).mean()
+
+    return nnx.grad(after_step)(model)
+
+
+def adapts_merged(model: Any, x: jax.Array) -> Any:
+    """The same by parameters: no Variable is written."""
+
+    def after_step(model: Any) -> jax.Array:
+        graphdef, state = nnx.split(model)
+        gradients = jax.grad(lambda state: (nnx.merge(graphdef, state)(x) ** 2).mean())(state)
+        fast = nnx.merge(graphdef, jax.tree.map(lambda leaf, step: leaf - 0.1 * step, state, gradients))
+        return (fast(x) ** 2).mean()
+
+    return nnx.grad(after_step)(model)
+
+
+def looks_ahead(model: Any, x: jax.Array) -> jax.Array:
+    """Decode two rows on a copy, then the first."""
+    ahead = nnx.clone(model)
+    later = ahead(x) + ahead(x)
+    return model(x) + later
+
+
+def hands_out(what: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A forward call whose copy, or its state, or its arrays, are returned."""
+
+    @jax.jit
+    def call(model: Any, x: jax.Array) -> Any:
+        return model(x), what(model)
+
+    return call
+
+
+class SharesArray(nnx.Module):
+    """A module whose Variable holds the array of a default argument."""
+
+    TABLE = numbers((WIDTH,))
+
+    def __init__(self) -> None:
+        self.table = nnx.Variable(self.TABLE)
+
+    def __call__(self, x: jax.Array, table: jax.Array = TABLE) -> jax.Array:
+        return x * self.table[...] + table
+
+
+ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
+    "clone": (of(Normed, evaluates_clone), (0, 10)),
+    "deepcopy": (of(Normed, evaluates_deepcopy), (0, 10)),
+    "shapes": (of(Normed, asks_for_shapes), (0, 10)),
+    "merged": (of(Normed, evaluates_merged), (0, 10)),
+    "MAML by a clone": (of(linear, adapts_clone), (0, 10)),
+    "MAML by parameters": (of(linear, adapts_merged), (0, 10)),
+    "look-ahead": (of(Decodes, looks_ahead, rows=1), (0, 10)),
+    "average": (of(linear, follows, linear), (0, 10)),
+    "module returned": (of(Decodes, hands_out(lambda model: model), rows=1), MODULES_ARE_TREES),
+    "state returned": (of(Decodes, hands_out(nnx.state), rows=1), MODULES_ARE_TREES),
+    "arrays returned": (
+        of(Decodes, hands_out(lambda model: (model.rows[...], model.index[...])), rows=1),
+        MODULES_ARE_TREES,
+    ),
+    "default argument": (lambda: Case(SharesArray(), (batch(),)), (0, 10)),
+}
+"""Calls that work on copies, and lose nothing; each with the first flax that takes it."""

@@ -1,0 +1,104 @@
+"""The invariant `updates`: what a call writes reaches the caller's state, and what it reads comes from there."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from checking import broken, call, text
+from copied import COPIED, MODULES_ARE_TREES, ON_PURPOSE, Noisy, Normed, forward, functional, linear
+from flax import nnx
+from healthy import FLAX, numbers
+
+X = numbers((3, 8))
+trees = pytest.mark.skipif(FLAX < MODULES_ARE_TREES, reason="before flax 0.12 no transform of jax takes a module")
+
+
+def checked(case):
+    return call(case.subject, *case.args)
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_a_lost_write_or_a_stale_read_is_named_and_its_twin_passes(name):
+    twins = COPIED[name]
+    if FLAX >= twins.since:
+        found = checked(twins.faulty())
+        assert broken(found) == ["updates"]
+        assert twins.says in text(found)
+    assert checked(twins.healthy()).outcome.verdict == "held"
+
+
+@pytest.mark.parametrize("name", ON_PURPOSE)
+def test_copies_that_are_made_on_purpose_pass(name):
+    make, since = ON_PURPOSE[name]
+    if FLAX < since:
+        pytest.skip("this flax refuses the call")
+    found = checked(make())
+    assert found.outcome.verdict == "held", text(found)
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit > scan", "eval_shape"])
+def test_a_nesting_which_is_made_of_copies_is_not_asked(nesting):
+    found = call(functional(hands_back=False), Normed(), X, nesting=nesting)
+    assert "updates" not in broken(found)
+
+
+def test_the_line_the_transform_and_the_cure_are_named():
+    found = text(call(functional(hands_back=False), Normed(), X))
+    assert "written at" in found
+    assert "in a copy that jax.jit at" in found
+    assert "return nnx.state(copy), and nnx.update(model, state) with it" in found
+    assert "a copy that is meant to be dropped is made by nnx.clone(model)" in found
+
+
+@trees
+def test_the_cure_of_a_call_that_is_a_jit_of_jax_is_that_of_flax():
+    found = call(jax.jit(forward), Normed(), X)
+    assert "write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)" in found.outcome.violations[0].hint
+
+
+def test_counts_of_random_numbers_alone_are_a_note():
+    found = call(functional(hands_back=False), Noisy(), X)
+    assert found.outcome.verdict == "held"
+    assert "every call draws the same random numbers: model.dropout" in text(found)
+    assert "random numbers" not in text(call(functional(hands_back=True), Noisy(), X))
+
+
+def test_what_ran_before_changes_no_verdict():
+    subject = COPIED["functional"].faulty()
+    subject.subject(*subject.args)  # jax has the trace of it then
+    assert broken(checked(subject)) == ["updates"]
+
+
+def test_a_write_of_the_same_value_is_none():
+    def updates(model, x):
+        graphdef, state = nnx.split(model)
+        return jax.jit(lambda state: nnx.update(model := nnx.merge(graphdef, state), nnx.state(model)))(state) or x  # type: ignore[func-returns-value]
+
+    assert call(updates, linear(), X).outcome.verdict == "held"
+
+
+def test_states_of_the_module_and_of_another_may_be_mapped_over_together():
+    first = nnx.state(linear())
+
+    def distance(model, other, x):
+        pairs = jax.tree.map(lambda one, two: ((one - two) ** 2).sum(), nnx.state(model), other)
+        return sum(jax.tree.leaves(pairs)) + x
+
+    assert call(distance, linear(), first, X).outcome.verdict == "held"
+    found = call(lambda model, x: distance(model, first, x), linear(), X)
+    assert found.outcome.verdict == "held"
+    assert "updates asserted in part" in text(found)
+
+
+def test_a_stale_read_of_an_array_names_what_holds_it_and_the_line():
+    found = text(checked(COPIED["closure"].faulty()))
+    assert "by way of model.apply (closure of Gated.__init__.<locals>.<lambda>: gate" in found
+    assert "read at" in found
+    assert "copied.py" in found
+
+
+def test_an_array_that_a_clone_shares_is_no_stale_read():
+    model = linear()
+    target = nnx.clone(model)  # shares its arrays, from flax 0.11 on
+    found = call(lambda model, x: model(x) - target(x), model, X)
+    assert "updates" not in broken(found)
