@@ -99,8 +99,8 @@ class Settings:
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
         kinds.words(invariant_names),
-        "what to check: tracers (none leaks), memory (the peak stays within its budget), donation (donated buffers are reused); the list replaces"
-        f" these three, and may also have {', '.join(OPTIONAL_INVARIANTS)}, and your own",
+        "what to check: tracers (none leaks), updates (what is written reaches the state), memory (the peak stays within its budget), donation (donated buffers are reused); the list replaces"
+        f" these four, and may also have {', '.join(OPTIONAL_INVARIANTS)}, and your own",
         "invariants.md",
     )
     transforms: tuple[str, ...] = _select(

@@ -1,4 +1,4 @@
-"""What the call writes reaches the caller's state, and what it reads comes from there: a jit, a gradient or a merge works on a copy of a module.
+"""Writes of a call reach the caller's state, and its reads come from there: a jit, a gradient or a merge works on a copy of a module.
 
 Judged of the un-nested call, by its one trace: a nesting is made of copies itself.
 """

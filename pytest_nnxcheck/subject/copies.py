@@ -88,7 +88,7 @@ class Watch:
     written: dict[Path, Write] = field(default_factory=dict)
     """The first write to a copy of each Variable."""
     returned: set[Path] = field(default_factory=set)
-    """The Variables of which the call returns a copy."""
+    """The Variables that the call returns a copy of."""
     _paused: int = 0
     _patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -96,7 +96,8 @@ class Watch:
         self._patches.enter_context(variables.writes_noted(self._note))
         self._patches.enter_context(mock.patch.object(nnx, "clone", self._meant(nnx.clone)))
         for module in (jax, nnx):
-            self._patches.enter_context(mock.patch.object(module, "eval_shape", self._in_vain(module.eval_shape)))
+            shapes_of = mock.patch.object(module, jax.eval_shape.__name__, self._in_vain(module.eval_shape))
+            self._patches.enter_context(shapes_of)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -162,7 +163,7 @@ def variables_in(tree: Any) -> Iterator[Any]:
     """The Variables, and the states of Variables, in a tree."""
     try:
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: graph.is_graph_node(leaf) or variables.is_variable(leaf))
-    except (TypeError, ValueError):  # no tree of jax': the call is told so elsewhere
+    except (TypeError, ValueError):  # no tree of jax: another part says so
         return
     for leaf in leaves:
         if variables.is_variable(leaf):

@@ -211,7 +211,9 @@ COPIED: dict[str, Twins] = {
         "model.norm.mean, model.norm.var keep",
     ),
     "functional step": Twins(
-        training(updates_optimizer(hands_back=False)), training(updates_optimizer(hands_back=True)), "model.bias, model.kernel, ... keep"
+        training(updates_optimizer(hands_back=False)),
+        training(updates_optimizer(hands_back=True)),
+        "model.bias, model.kernel, ... keep",
     ),
     "closure": Twins(
         lambda: Case(Gated(captures=True), (batch(),)),

@@ -15,11 +15,12 @@ from pasted_programs import run_fresh, run_programs, told
 
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.invariants.advice import MemoryWasted
-from pytest_nnxcheck.invariants.donation import UpdateDropped
 from pytest_nnxcheck.invariants.tracers import StateTouched
+from pytest_nnxcheck.invariants.updates import WriteLost
 from pytest_nnxcheck.paste.files import ProgramWarning, file_name
 from pytest_nnxcheck.paste.findings import look_for
 from pytest_nnxcheck.paste.usage import array_like, literal
+from pytest_nnxcheck.subject.copies import Write
 
 # --- how a test is written
 
@@ -239,7 +240,7 @@ def test_what_no_program_can_look_for_has_none():
     call = SimpleNamespace(keys=lambda path: "", value=lambda path: "")
     assert [*look_for(MemoryWasted(advice=()), call)] == []
     assert [*look_for(StateTouched("model.w", layer=Layer("eval_shape")), call)] == []
-    assert [*look_for(UpdateDropped("model.w"), call)] != []
+    assert [*look_for(WriteLost("model.w", write=Write((), "", "")), call)] != []
 
 
 @pytest.mark.parametrize("value", [{"a": [1, 2.5, None, (True,)]}, "ü\n'\"", b"\0", {1, 2}, -1j, range])

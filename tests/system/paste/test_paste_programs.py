@@ -140,17 +140,18 @@ def test_a_program_is_short_and_every_python_reads_it(shown, test):
 
 def test_every_kind_of_finding_is_shown(shown):
     texts = {test: found.ended[1] for test, found in shown.items()}
-    assert {found.kind for found in shown.values()} >= {"tracers", "memory", "donation", "parity"}
+    assert {found.kind for found in shown.values()} >= {"tracers", "updates", "memory", "donation", "parity"}
     for test, words in {
         "test_step[step_other_dtype]": "pair.b   float32[100]   its dtype changed: it became bfloat16[100]",
         "test_step[step_drops_one]": "pair.b   float32[100]   not returned",
         "test_sharding": "pair.a   float32[4,8]   sharding changed from",
         "test_shared": "pair.a and pair.b share a buffer: XLA refuses to donate it twice",
         "test_viewed": "pair.a is viewed by",
-        "test_dropped_update": "not written back: the call updates a copy of the optimizer",
+        "test_dropped_update": "keep their values: the call writes to copies of them",
         "test_copies": "the program holds 2.00 extra copies of its state at its peak",
         "test_budget": "is over the budget of 18.0 KiB",
         "test_captured": "the call captures 156.2 KiB of constants",
+        "test_stale": "model.gate.kernel is read past the arguments",
         "test_layer": "differs from that of the un-nested call",
         **(
             {"test_copy": "kept its old value: a transform inside the call updated a copy of it"}
