@@ -11,15 +11,15 @@ import re
 import warnings
 from collections.abc import Hashable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax._src import compilation_cache
 
-from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.compat.staging import compiler_options, configured
+from pytest_nnxcheck.kept import Folder, Kept
 
 EQUAL_FROM = (0, 6, 2)
 """The first jax whose cache gives back an equal program: totals, buffers, lines, aliases, and donation keeps its pointers.
@@ -40,21 +40,6 @@ DIRECTORY = "jax_compilation_cache_dir"
 _OPENED = ("_cache", "_cache_initialized", "_cache_checked", "_cache_used")
 _WARNING = "Error (reading|writing) persistent compilation cache entry"
 _folder: ContextVar[Path | None] = ContextVar("nnxcheck_compile_folder", default=None)
-
-
-class _Programs:
-    """The programs of a folder. jax's own class neither notices a damaged file nor ever writes it anew."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def get(self, key: str) -> bytes | None:
-        """The bytes that were put there, or `None`."""
-        return atomic_file.kept(self.folder / f"{key}-cache")
-
-    def put(self, key: str, value: bytes) -> None:
-        """Keep a compiled program; jax turns an `OSError` into a warning."""
-        atomic_file.keep(self.folder / f"{key}-cache", value)
 
 
 @contextlib.contextmanager
@@ -100,7 +85,7 @@ def cached_compiles() -> Iterator[None]:
     with _set({**OPTIONS, DIRECTORY: str(folder)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_WARNING)
         module: Any = compilation_cache
-        module._cache, module._cache_initialized = _Programs(folder), True
+        module._cache, module._cache_initialized = Folder(folder, "-cache", bytes, bytes), True
         yield
 
 
@@ -194,7 +179,7 @@ class Compiled:
 class SharedPrograms:
     """The compiled programs of one test, by their text and `beside_text`. All versions: the output of ``as_text`` has no locations."""
 
-    known: dict[tuple[str, Hashable], Compiled] = field(default_factory=dict)
+    known: Kept[Compiled] = field(default_factory=Kept)
     on: bool = True
 
     def compiled(self, lowered: Any, *, alone: bool = False) -> Compiled:
@@ -205,11 +190,8 @@ class SharedPrograms:
                 program = lowered.compile(compiler_options=compiler_options())
             return Compiled(program, shared=False, lowered=lowered)
         key = (canonical(lowered.as_text()), beside)
-        if key in self.known:
-            known = self.known[key]
-            return Compiled(known.program, shared=True, lowered=lowered, read=known.read)
-        self.known[key] = self.compiled(lowered, alone=True)
-        return self.known[key]
+        known = self.known.recall(key, lambda: self.compiled(lowered, alone=True))
+        return known if known.lowered is lowered else replace(known, shared=True, lowered=lowered)
 
     def program(self, lowered: Any) -> Any:
         """The program alone, to read it."""

@@ -125,7 +125,7 @@ class Run:
         self._memo.clear()
         self._raised.clear()
         self.bodies.clear()
-        self.memo.shared_programs.known.clear()
+        self.memo.shared_programs.known.forget()
         OF_PROCESS.end()
 
     def publish(self, event: object) -> None:
