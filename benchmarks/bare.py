@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import Profile, profile
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, bind
 from pytest_nnxcheck.transforms.compose import compose, stack_inputs
 
 Jitted = Any

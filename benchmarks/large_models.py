@@ -22,8 +22,8 @@ from flax import nnx
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import Memory
 from pytest_nnxcheck.engine.run import observe
-from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile
+from pytest_nnxcheck.subject.subject import bind
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from language_model import MISTRAL_7B, Config, Decoder, Form, train_step, with_adam

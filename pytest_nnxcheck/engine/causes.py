@@ -25,9 +25,8 @@ from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.text import beginning, near
-from pytest_nnxcheck.subject.leaks import leak
-from pytest_nnxcheck.subject.staging import on_arrays
-from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
+from pytest_nnxcheck.subject.originals import leak
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf, on_arrays, spell
 from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, layout
 from pytest_nnxcheck.walk.walk import walk
 

@@ -29,15 +29,13 @@ from pytest_nnxcheck.engine.outcomes import Checked
 from pytest_nnxcheck.engine.reference import Evaluated, Reference, meaning_of
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
-from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.leaks import leak
-from pytest_nnxcheck.subject.originals import look_at
+from pytest_nnxcheck.subject.originals import leak, look_at
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
+from pytest_nnxcheck.subject.subject import bind, signature
 from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms import trials
 from pytest_nnxcheck.transforms.compose import baseline_for, maps_written
 from pytest_nnxcheck.transforms.fitness import unfit
-from pytest_nnxcheck.values.identity import signature
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

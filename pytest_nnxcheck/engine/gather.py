@@ -35,7 +35,7 @@ from pytest_nnxcheck.subject.traced_again import jits_traced_again, moved, types
 from pytest_nnxcheck.subject.use_of_state import of_state, successors
 from pytest_nnxcheck.transforms.bound import bound
 from pytest_nnxcheck.transforms.compose import BASELINE
-from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.values.differences import not_finite
 from pytest_nnxcheck.values.effects import read
 

@@ -13,8 +13,7 @@ from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.kept import Kept
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.values.identity import identity
+from pytest_nnxcheck.subject.subject import Subject, identity
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.run import run
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms.compose import un_nest
-from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Structure, changed, read, structure
 from pytest_nnxcheck.walk.fingerprint import is_array
 from pytest_nnxcheck.walk.walk import walk

@@ -21,11 +21,11 @@ from pytest_nnxcheck.engine.compiled import Program, measured, with_addresses
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.stage import stage, unmoved
 from pytest_nnxcheck.invariants.donation import lost_leaves
-from pytest_nnxcheck.subject.leaks import leak, places_in
+from pytest_nnxcheck.subject.originals import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
-from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.transforms.root import Root
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk

@@ -25,8 +25,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.staging import on_arrays
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, on_arrays
 from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.visit import Found

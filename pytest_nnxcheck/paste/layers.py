@@ -17,8 +17,9 @@ from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import Looks
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.subject.profile import UNKNOWN
-from pytest_nnxcheck.transforms.compose import donated_inputs, home, layer_name, output_shapes
-from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms import layers
+from pytest_nnxcheck.transforms.compose import donated_inputs, layer_name, output_shapes
+from pytest_nnxcheck.transforms.layers import LENGTH
 
 
 def call_text(call: Call, copied: Slice, looks: Looks, number: str = "") -> str:
@@ -97,7 +98,7 @@ def layer_text(call: Call, index: int, inner: str, looks: Looks, copied: Slice) 
         made = f"{copied.take_function(inspect.unwrap(own.function))}({inner})"
         return f"lambda state, *inputs: {made}(state, *inputs)"  # made anew for each trace
     name = layer_name(layer, in_refs=bool(call.profile.state.references))
-    copied.take(home(name), [name])
+    copied.take(layers, [name])
     words, plan = read_of_plan(name), plan_of(call, index, looks)
     given = ", ".join(f"{word}={getattr(plan, word)}" for word in words)
     return f"{name}({inner}, {f'types.SimpleNamespace({given})' if words else None})"
@@ -107,7 +108,7 @@ def layer_text(call: Call, index: int, inner: str, looks: Looks, copied: Slice) 
 def read_of_plan(name: str) -> list[str]:
     """The fields that the function of a layer reads of its plan, itself or in a function that it calls."""
     alone = Slice()
-    alone.take(home(name), [name])
+    alone.take(layers, [name])
     return sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))
 
 

@@ -31,7 +31,7 @@ from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
 from pytest_nnxcheck.subject import abstract_arrays
-from pytest_nnxcheck.transforms import layer, mapping
+from pytest_nnxcheck.transforms import layers
 
 STAND_IN_TEXT = """def {}(subject, *args, kwargs=None, **settings):
     return nnx_wrap(subject)(*args, **(kwargs or {{}}))"""
@@ -42,7 +42,7 @@ USUAL = {
     "jax_debug_nans": False,
     "jax_numpy_rank_promotion": "allow",
 }
-SOURCES = (looks, runtime, layer, mapping, abstract_arrays, flax_modes)
+SOURCES = (looks, runtime, layers, abstract_arrays, flax_modes)
 """The modules of ours whose functions the lines of a program call."""
 
 

@@ -17,8 +17,7 @@ from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
 from pytest_nnxcheck.compat.owner import is_library_file
 from pytest_nnxcheck.core.outcome import MISSING, JitTracedAgain, TypeMoved
 from pytest_nnxcheck.core.text import beginning, near
-from pytest_nnxcheck.subject.staging import on_arrays
-from pytest_nnxcheck.subject.subject import Subject, spell
+from pytest_nnxcheck.subject.subject import Subject, on_arrays, spell
 from pytest_nnxcheck.subject.write_back import UPKEEP
 from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
 

@@ -11,7 +11,7 @@ from pytest_nnxcheck.core.peak import FLOOR, Bound, Memory
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.transforms.compose import maps_written
-from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.layers import LENGTH
 
 DEFAULT_FACTOR = 2
 """Times the expected peak. No healthy model of 48 passed 1.18 of it in 1131 nested programs, on any version."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -22,15 +21,13 @@ from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.transforms import branches, gradients, loops, mapping, wrappers
+from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.transforms.custom import made_by
-from pytest_nnxcheck.transforms.layer import LENGTH, Plan, Program
+from pytest_nnxcheck.transforms.layers import LENGTH, Plan, Program
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-ROOMS = (wrappers, loops, mapping, branches, gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +141,14 @@ def layer_function(layer: Layer, *, in_refs: bool = False) -> Callable[[Program,
     """The function of a layer, as `layer_name` names those of ours."""
     if (registered := REGISTERED.get((layer.transform, layer.style))) is not None:
         return made_by(layer.transform, registered)
-    name = layer_name(layer, in_refs=in_refs)
-    function: Callable[[Program, Plan], Program] = getattr(home(name), name)
+    function: Callable[[Program, Plan], Program] = getattr(layers, layer_name(layer, in_refs=in_refs))
     return function
 
 
 def layer_name(layer: Layer, *, in_refs: bool) -> str:
     """The name of the function of a layer; ``in_refs``, of the one that maps references as well, where there is one."""
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    return f"{name}_in_refs" if in_refs and any(hasattr(room, f"{name}_in_refs") for room in ROOMS) else name
-
-
-def home(name: str) -> ModuleType:
-    """The module that a layer of ours is written in, by the name of its function."""
-    return next(room for room in ROOMS if hasattr(room, name))
+    return f"{name}_in_refs" if in_refs and hasattr(layers, f"{name}_in_refs") else name
 
 
 def plain_jit(wrapper: Callable[..., Any], f: Program) -> Program:

@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.text import Unreadable, near, one_of, place_of
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.transforms.layer import Plan, Program
+    from pytest_nnxcheck.transforms.layers import Plan, Program
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -20,8 +20,7 @@ from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.use_of_state import successors
 from pytest_nnxcheck.transforms.compose import donated_inputs, own_output, stack_inputs
-from pytest_nnxcheck.transforms.layer import LENGTH
-from pytest_nnxcheck.transforms.mapping import on_mesh
+from pytest_nnxcheck.transforms.layers import LENGTH, on_mesh
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -14,11 +14,9 @@ from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.staging import numbered, on_arrays
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, numbered, on_arrays
 from pytest_nnxcheck.transforms.compose import stack
-from pytest_nnxcheck.transforms.gradients import inexact, summed
-from pytest_nnxcheck.transforms.layer import rebuild
+from pytest_nnxcheck.transforms.layers import inexact, rebuild, summed
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

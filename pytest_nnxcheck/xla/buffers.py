@@ -23,7 +23,7 @@ from pytest_nnxcheck.xla.protobuf import MalformedProto, Message, fields, messag
 def read(compiled: Any, subject: str | None = None) -> Memory:
     """Read the memory of a program that ``lowered.compile()`` returned. Raises `CheckError` if the backend gives no totals.
 
-    ``subject`` is the label of a program that the plugin staged: see `subject.bind.labelled`.
+    ``subject`` is the label of a program that the plugin staged: see `subject.subject.labelled`.
     """
     totals = _totals(compiled)
     buffers = _buffers(*serialized_buffer_assignment(totals), serialized_hlo_module(compiled), subject)

@@ -133,7 +133,7 @@ class Module:
     plainest: dict[int, Instruction | None] = field(default_factory=dict, repr=False)
     """Cache of `plainest_of`, by computation."""
     subject: str | None = None
-    """The name of the frames of the subject's program, if the plugin staged it: see `subject.bind.labelled`."""
+    """The name of the frames of the subject's program, if the plugin staged it: see `subject.subject.labelled`."""
 
     @classmethod
     def read(cls, data: bytes, subject: str | None = None) -> Module:

@@ -29,7 +29,7 @@ MARK = "marked.<locals>.root"
 """The name of the frame at which every stack inside the program of a jit ends: see `transforms.root.marked`."""
 
 PROGRAM = "program of "
-"""The beginning of the names of frames of a subject's own program: see `subject.bind.labelled`."""
+"""The beginning of the names of frames of a subject's own program: see `subject.subject.labelled`."""
 
 
 def place(module: Module, instruction: Instruction) -> tuple[tuple[str, ...], str]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pytest_nnxcheck.paste.slicer import NoSource, Slice, bound_by, read
-from pytest_nnxcheck.transforms import gradients, mapping
+from pytest_nnxcheck.transforms import layers
 
 USER = """
 import functools, os, pytest
@@ -115,7 +115,7 @@ def test_a_function_in_a_function_is_copied_at_the_left_margin(user):
 
 def test_our_code_is_bare_and_its_rooms_are_followed():
     made = Slice()
-    made.take(mapping, ["shard_map_functional"])
+    made.take(layers, ["shard_map_functional"])
     text = "\n\n".join(made.chunks(ours=True))
     assert "= shard_map(pure, mesh(), REPLICATED)" in text
     assert "def shard_map(" in text, "compat.shard_map"
@@ -126,7 +126,7 @@ def test_our_code_is_bare_and_its_rooms_are_followed():
 
 def test_guards_against_calls_that_a_layer_cannot_take_are_left_out():
     made = Slice()
-    made.take(gradients, ["grad_argument"])
+    made.take(layers, ["grad_argument"])
     text = "\n\n".join(made.chunks(ours=True))
     assert "needs_graph_updates" not in text
     assert "Unfit" not in text

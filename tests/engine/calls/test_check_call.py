@@ -23,7 +23,7 @@ from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.subject.profile import profile
-from pytest_nnxcheck.subject.staging import identifiers
+from pytest_nnxcheck.subject.subject import identifiers
 
 X = jnp.ones((2, 4))
 

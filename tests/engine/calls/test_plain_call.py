@@ -12,7 +12,7 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.engine import stage
 from pytest_nnxcheck.engine.stage import Values
 from pytest_nnxcheck.subject import profile
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.values import uncomputed
 
 looks_at_attributes = pytest.mark.skipif(FLAX < (0, 12), reason="flax before 0.12 refuses no array in a list")

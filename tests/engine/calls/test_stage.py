@@ -9,8 +9,8 @@ from flax import nnx
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.stage import stage
-from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, profile
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.compose import Guards
 from pytest_nnxcheck.walk.walk import walk
 

@@ -21,10 +21,8 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.subject.bind import argument_names, bind
-from pytest_nnxcheck.subject.subject import Nodes, flatten_output
+from pytest_nnxcheck.subject.subject import Nodes, argument_names, bind, flatten_output, signature
 from pytest_nnxcheck.subject.write_back import graft
-from pytest_nnxcheck.values.identity import signature
 
 
 class Stack(nnx.Module):

@@ -290,8 +290,8 @@ def test_no_trace_tells_where_the_settings_ask_for_a_run(settings):
 
 def _tells(layers, **settings):
     from pytest_nnxcheck.core.nesting import Nesting
-    from pytest_nnxcheck.subject.bind import bind
     from pytest_nnxcheck.subject.profile import profile
+    from pytest_nnxcheck.subject.subject import bind
 
     subject = bind(Counts(), (numbers((2, 4)),), {})
     return stage.tells(subject, profile(subject), Nesting.parse(layers), merge(parse_given(settings, str)))

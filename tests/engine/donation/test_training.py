@@ -17,8 +17,8 @@ from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.reporting.notes import texts
-from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile
+from pytest_nnxcheck.subject.subject import bind
 
 ROOTS = ["jit", "jit[functional]"]
 FEW_ROOTS = some(ROOTS, ["jit"])

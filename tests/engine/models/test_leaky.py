@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.outcome import StateTouched
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.invariants.case import Case, Tracers
 from pytest_nnxcheck.invariants.tracers import judge
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.compose import Guards
 
 HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)

@@ -14,8 +14,7 @@ from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.runner.run import Run
-from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.values.identity import identity
+from pytest_nnxcheck.subject.subject import bind, identity
 
 
 class Scale:

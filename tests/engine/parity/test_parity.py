@@ -16,7 +16,7 @@ from parity_calls import TREE, X, norm, parity
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.reference import separate
 from pytest_nnxcheck.reporting import notes
-from pytest_nnxcheck.transforms import loops, wrappers
+from pytest_nnxcheck.transforms import layers
 
 
 class Loss(nnx.Module):
@@ -63,7 +63,7 @@ def broadcast_scan(f, plan):
 
 def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them(monkeypatch):
     assert parity(norm(), X, nesting="scan").outcome.verdict == "held"
-    monkeypatch.setattr(loops, "scan_argument", broadcast_scan)
+    monkeypatch.setattr(layers, "scan_argument", broadcast_scan)
     found = parity(norm(), X, nesting="jit > scan")
     assert broken(found) == ["parity"]
     assert "model.mean kept its old value: the update was dropped" in text(found)
@@ -77,7 +77,7 @@ def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them
 def test_a_loop_that_makes_one_call_where_it_is_two_is_found(monkeypatch):
     nesting = "while_loop[functional]"
     assert parity(norm(), X, nesting=nesting).outcome.verdict == "held"
-    monkeypatch.setattr(loops, "while_loop_functional", lambda f, plan: f)
+    monkeypatch.setattr(layers, "while_loop_functional", lambda f, plan: f)
     found = parity(norm(), X, nesting=nesting)
     assert broken(found) == ["parity"], text(found)
     assert "model.mean" in text(found)
@@ -91,7 +91,7 @@ def test_an_output_that_differs_is_named_with_its_place_in_what_the_call_returns
 
         return layer
 
-    monkeypatch.setattr(wrappers, "jit_argument", jit)
+    monkeypatch.setattr(layers, "jit_argument", jit)
     found = parity(lambda model, x: {"y": [model(x)]}, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), X, nesting="jit")
     assert "output['y'][0] differs from that of the un-nested call" in text(found)
     assert "float32[3,8]   largest difference 1 (" in text(found)
@@ -140,7 +140,7 @@ def test_a_leaf_that_a_functional_layer_drops_is_a_violation_all_the_same(path, 
     if make is Remembers and not TREE:
         pytest.skip("bare arrays came with flax 0.12")
     assert parity(make(), X, nesting="jit[functional]").outcome.verdict == "held"
-    monkeypatch.setattr(wrappers, "jit_functional", lambda f, plan: lambda state, *inputs: f(separate(state), *inputs))
+    monkeypatch.setattr(layers, "jit_functional", lambda f, plan: lambda state, *inputs: f(separate(state), *inputs))
     found = parity(make(), X, nesting="jit[functional]")
     assert broken(found) == ["parity"]
     assert f"{path} " in text(found).replace(":", " ")

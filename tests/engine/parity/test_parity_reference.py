@@ -17,11 +17,10 @@ from parity_calls import X, norm, parity
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.memo import evaluated_calls
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, calls_of, separate
-from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.transforms import wrappers
+from pytest_nnxcheck.subject.subject import bind, identity
+from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.values.differences import compare
 from pytest_nnxcheck.values.effects import UNCHANGED, Facts, Leaf, changed, read
-from pytest_nnxcheck.values.identity import identity
 
 # --- comparing
 
@@ -80,7 +79,7 @@ def rounds(f, plan):
 
 
 def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
-    monkeypatch.setattr(wrappers, "remat_argument", rounds)
+    monkeypatch.setattr(layers, "remat_argument", rounds)
     found = parity(Noise(), numbers((64, WIDTH)), nesting="remat")
     assert found.outcome.verdict == "held", text(found)
     monkeypatch.setattr("pytest_nnxcheck.values.differences.TIMES", 0)

@@ -18,7 +18,7 @@ from pytest_nnxcheck.compat import graph, staging, variables
 from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.engine.comparison import may_be_fusion
 from pytest_nnxcheck.reporting import hints
-from pytest_nnxcheck.transforms import wrappers
+from pytest_nnxcheck.transforms import layers
 
 X = numbers((3, 4))
 KEPT = {
@@ -183,7 +183,7 @@ def test_what_rounding_decides_is_no_alarm_in_whichever_direction_it_does(signs)
 
 @pytest.mark.slow
 def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
-    right = wrappers.jit_functional
+    right = layers.jit_functional
 
     def drops(f, plan):
         def layer(state, *inputs):
@@ -196,7 +196,7 @@ def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
 
         return layer
 
-    monkeypatch.setattr(wrappers, "jit_functional", drops)
+    monkeypatch.setattr(layers, "jit_functional", drops)
     found = call(step, *mixed_step(), nesting="jit[functional]", invariants="parity", donate="none")
     assert "model.steps kept its old value: the update was dropped" in text(found)
     assert "largest difference 1 (" in text(found)
@@ -226,7 +226,7 @@ class Starts(nnx.Module):
 
 @pytest.fixture
 def in_tree_mode(monkeypatch):
-    monkeypatch.setattr(wrappers, "jit_argument", lambda f, plan: nnx.jit(f, graph=False))
+    monkeypatch.setattr(layers, "jit_argument", lambda f, plan: nnx.jit(f, graph=False))
 
 
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")

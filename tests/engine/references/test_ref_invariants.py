@@ -16,8 +16,8 @@ from references import call, in_refs, needs_refs
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.comparison import Comparison, causes_in_refs
-from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import Profile, StateUse
+from pytest_nnxcheck.subject.subject import bind
 
 pytestmark = needs_refs
 X = jnp.ones((2, 4))

@@ -17,9 +17,8 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.engine.stage import Values
-from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.profile import Output, Profile, profile
-from pytest_nnxcheck.subject.training import Training
+from pytest_nnxcheck.subject.profile import Output, Profile, Training, profile
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.bound import factor
 from pytest_nnxcheck.transforms.compose import output_shapes, primal, stack_inputs, un_nest
 

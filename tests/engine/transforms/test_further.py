@@ -14,9 +14,9 @@ from healthy import assign, numbers
 from pytest_nnxcheck import CheckError, check
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.run import observe
-from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile as profile_of
-from pytest_nnxcheck.transforms import compose
+from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.transforms.compose import Guards, make_plan, plain_jit
 
 FEW = {"sweep": "singles", "max_examples": 0}
@@ -78,7 +78,7 @@ def test_the_branch_that_is_not_taken_is_in_the_program(name):
     subject = bind(model, (x,), {})
     profile = profile_of(subject)
     plan = make_plan(subject, profile, Layer("cond"), (), Guards(subject), plain_jit)
-    layer = getattr(compose.home(name), name)(subject.program, plan)
+    layer = getattr(layers, name)(subject.program, plan)
     assert " conditional(" in jax.jit(lambda x: layer(model, x)).lower(x).compile().as_text()
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.trials import restored_leaves
 
 X = numbers((3, 8))

@@ -28,7 +28,7 @@ from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import hints, notes
 from pytest_nnxcheck.runner import neighbours, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.subject import bind
 
 EVERY = Settings()
 OPEN = Exclusions()

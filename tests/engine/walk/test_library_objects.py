@@ -15,7 +15,7 @@ from kept_tracers import tracer_of
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.walk.walk import walk
 
 
