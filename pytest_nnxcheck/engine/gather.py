@@ -15,7 +15,7 @@ import jax
 
 from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.compat.variables import is_variable, variable_value
+from pytest_nnxcheck.compat.graph import is_variable, variable_value
 from pytest_nnxcheck.core.catalogue import JIT, InvariantRow, rows_of, severity
 from pytest_nnxcheck.core.facts import Advice, Evidence, NestedCall, Observation, Pairs, UnNested
 from pytest_nnxcheck.core.nesting import Layer, Nesting

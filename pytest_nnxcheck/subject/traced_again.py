@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes, frames, graph, variables
+from pytest_nnxcheck.compat import flax_modes, frames, graph
 from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
 from pytest_nnxcheck.compat.owner import is_library_file
 from pytest_nnxcheck.core.outcome import MISSING, JitTracedAgain, TypeMoved
@@ -72,7 +72,7 @@ def static_parts(subject: Subject) -> dict[str, Any]:
     metadata = {
         (*path, name): value
         for path, variable in graph.variables(subject.state)
-        for name, value in variables.variable_metadata(variable).items()
+        for name, value in graph.variable_metadata(variable).items()
     }
     parts = {**items, **attributes, **metadata}
     named = {subject.path(path): value for path, value in parts.items() if not is_upkeep(path[-1], value)}
