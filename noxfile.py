@@ -25,6 +25,23 @@ ROWS = [
 ]
 # Those of docs/targets.md.
 OLDER_TARGETS = [*ROWS[1:3], nox.param("3.11", ("jax==0.10.2", "flax==0.12.8"), id="jax-0.10.2")]
+# Each release of flax that no row above has, with the jax of its time.
+FLAX_RELEASES = [
+    nox.param(python, (f"jax=={jax}", f"flax=={flax}"), id=f"flax-{flax}")
+    for python, jax, flaxes in (
+        ("3.11", "0.5.0", ("0.10.3",)),
+        ("3.11", "0.5.3", ("0.10.4", "0.10.5", "0.10.6")),
+        ("3.11", "0.7.0", ("0.11.0", "0.11.1")),
+        ("3.11", "0.7.2", ("0.12.0",)),
+        ("3.11", "0.8.1", ("0.12.1", "0.12.2")),
+        ("3.11", "0.9.0", ("0.12.3", "0.12.4")),
+        ("3.11", "0.9.1", ("0.12.5", "0.12.6")),
+        ("3.11", "0.10.2", ("0.12.7", "0.12.8")),
+        ("3.13", "0.11.1", ("0.12.9",)),
+        ("3.13", "0.11.2", ("0.12.10",)),
+    )
+    for flax in flaxes
+]
 WORKFLOWS = [
     str(path.relative_to(HERE))
     for folder in (HERE, HERE / "examples" / "downstream")
@@ -129,6 +146,14 @@ def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
     session.run("pytest", *WORKERS, *(BY_PYTHON if newest else BY_VERSION), *session.posargs)
 
 
+@nox.session
+@nox.parametrize(("python", "versions"), FLAX_RELEASES)
+def flax_releases(session: nox.Session, versions: tuple[str, ...]) -> None:
+    """What may differ by version, on a release of flax between two rows: flax changes in each of them. Runs every night."""
+    session.install(".[test]", *versions)
+    session.run("pytest", *WORKERS, *BY_VERSION, *session.posargs)
+
+
 @nox.session(python=NEWEST)
 def system(session: nox.Session) -> None:
     """What `pytest` alone leaves out: whole processes, and what is slow, such as real sizes, documents, a run twice."""
@@ -203,7 +228,7 @@ def older_targets(session: nox.Session, versions: tuple[str, ...]) -> None:
 
 @nox.session(python=NEWEST)
 def mutants(session: nox.Session) -> None:
-    """The code broken on purpose in many places, one at a time: a test must fail for each. Numbers or parts of names after ``--`` run some of them."""
+    """The code broken on purpose in a hundred places, one at a time: a test must fail for each. Files and folders after ``--`` are where."""
     session.install(".[test,tpu,cuda]")
     session.run("python", "tests/mutants.py", *session.posargs)
 

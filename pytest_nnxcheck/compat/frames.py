@@ -11,13 +11,13 @@ import dis
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 from unittest import mock
 
 import jax
 
-from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame
+from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame, owner
 from pytest_nnxcheck.core.text import near
 
 _TRACES_JITTED = "cache_miss"
@@ -159,10 +159,38 @@ def raised_by_library(error: BaseException) -> bool:
 
     jax takes the frames of both out of a traceback. The innermost frame is then the user's, and its instruction is a call, not a raise.
     """
+    entry = _innermost(error)
+    return entry is not None and (is_of_jax_or_flax(entry.tb_frame) or _instruction(entry) != "RAISE_VARARGS")
+
+
+_OF_FAULTS = (AttributeError, LookupError, NameError, AssertionError)
+"""Exceptions that jax and flax do not raise for what a caller hands them; their frames, taken out, leave ours as the innermost."""
+
+
+def raised_by_us(error: BaseException) -> str:
+    """The place in this package that raised an exception by mistake, ``FILE:LINE in FUNCTION``; empty for any other exception.
+
+    An exception that leaves a call of ours may be that of the code which was called, in C or in jax. Tried on all versions.
+    """
+    entry = _innermost(error)
+    if entry is None or of_frame(entry.tb_frame) != "ours" or owner(type(error).__module__) == "ours":
+        return ""
+    instruction, code = _instruction(entry), entry.tb_frame.f_code
+    calls = instruction.startswith(("CALL", "PRECALL", "SEND"))
+    if instruction == "RAISE_VARARGS" or (calls and not isinstance(error, _OF_FAULTS)):
+        return ""
+    own = __name__.partition(".")[0]
+    return f"{own}{code.co_filename.rpartition(own)[2]}:{entry.tb_lineno} in {code.co_name}"
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    """The innermost entry of a traceback."""
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next
-    if entry is None:
-        return False
-    raises = entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return is_of_jax_or_flax(entry.tb_frame) or not raises
+    return entry
+
+
+def _instruction(entry: TracebackType) -> str:
+    """The name of the instruction that raised."""
+    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]]

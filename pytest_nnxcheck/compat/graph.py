@@ -261,16 +261,24 @@ def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """(path, value) of the attributes of a graph's modules that hold no Variable and no graph node: Python values, bare arrays.
 
     `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10. The attributes
-    that flax itself keeps (``_object__state``, ``_pytree__nodes``) are left out. All versions.
+    that flax itself keeps are left out, see `is_upkeep`. All versions.
     """
     leaves = []
     for path, node in iter_graph(state):
         if not is_graph_node(node) or isinstance(node, nnx.Variable):
             continue
         for name, value in vars(node).items() if hasattr(node, "__dict__") else ():
-            if not name.startswith(("_object__", "_pytree__")) and not (holds_nodes(value) or is_ref(value)):
+            if not is_upkeep(name) and not (holds_nodes(value) or is_ref(value)):
                 leaves.append(((*path, name), value))
     return leaves
+
+
+def is_upkeep(name: object) -> bool:
+    """True for the name of an attribute in which flax keeps marks of its own: ``_object__state``, ``_pytree__nodes``.
+
+    `nnx.List` of flax 0.12.0 to 0.12.4 keeps its elements in attributes that have numbers for names. No public way. All versions.
+    """
+    return isinstance(name, str) and name.startswith(("_pytree__", "_object__", "_trace_state", "_graph__"))
 
 
 def holds_nodes(value: Any) -> bool:

@@ -253,6 +253,14 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     return "\n".join(row(*each) for each in rows)
 
 
+def fault_note(place: str) -> str:
+    """The note on an exception that is our own fault, raised at a place of this package."""
+    return row(
+        "note",
+        f"a fault of pytest-nnxcheck, and not of your code: it was raised at {place}; please report it, with this test",
+    )
+
+
 def explained_note(outcome: Outcome | None) -> str:
     """The note on the user's exception that says what was found around its nesting; empty if nothing was."""
     return "\n".join(row(*each) for each in outcome.explained) if outcome is not None else ""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import hypothesis
 
 from pytest_nnxcheck.compat import refusals
+from pytest_nnxcheck.compat.frames import raised_by_us
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
@@ -51,6 +52,8 @@ def conclude(error: BaseException, run: Run) -> BaseException:
     if any(passes_through(member) for member in errors):
         return error
     chosen = plainest(errors, run.nesting_of)
+    if raised_by_us(chosen):
+        return chosen
     nesting = chosen.outcome.nesting if isinstance(chosen, InvariantViolation) else run.nesting_of(chosen)
     # pytest no longer captures this test, and its body prints nothing new.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

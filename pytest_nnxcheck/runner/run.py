@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 
-from pytest_nnxcheck.compat import compile_cache
+from pytest_nnxcheck.compat import compile_cache, frames
 from pytest_nnxcheck.core.catalogue import JIT, MODES, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, in_mode
@@ -211,7 +211,9 @@ class Run:
         self._raised[id(error)] = nesting
         if not isinstance(error, InvariantViolation | CheckError):
             drop_own_notes(error)
-            add_notes(error, [report.failed_note(self.report(), self.outcomes[nesting], own=execution.own)])
+            fault = frames.raised_by_us(error)
+            rows = report.failed_note(self.report(), self.outcomes[nesting], own=execution.own)
+            add_notes(error, [report.fault_note(fault) if fault else rows])
 
 
 Errors = Iterator[BaseException | None]

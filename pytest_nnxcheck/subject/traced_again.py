@@ -18,7 +18,6 @@ from pytest_nnxcheck.compat.owner import is_library_file
 from pytest_nnxcheck.core.outcome import MISSING, JitTracedAgain, TypeMoved
 from pytest_nnxcheck.core.text import beginning, near
 from pytest_nnxcheck.subject.subject import Subject, on_arrays, spell
-from pytest_nnxcheck.subject.write_back import UPKEEP
 from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -81,7 +80,7 @@ def static_parts(subject: Subject) -> dict[str, Any]:
 
 def is_upkeep(key: Any, value: Any) -> bool:
     """True if flax keeps an attribute for itself, or a jit takes it for data."""
-    return str(key).startswith(UPKEEP) or is_array(value) or isinstance(value, nnx.State)
+    return graph.is_upkeep(key) or is_array(value) or isinstance(value, nnx.State)
 
 
 def other_parts(first: Mapping[str, Any], now: Mapping[str, Any], *, by_value: bool) -> Iterator[str]:

@@ -19,9 +19,6 @@ from pytest_nnxcheck.walk.raw_access import MISSING, class_dict, layout, mro, to
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-UPKEEP = ("_pytree__", "_object__", "_trace_state", "_graph__")
-"""The beginnings of the attributes in which flax keeps marks of its own."""
-
 
 def write_back(subject: Subject, copy: Any) -> None:
     """Give the user's objects the values and attributes of the call's copy of the state."""
@@ -124,7 +121,7 @@ def is_kept(leaf: Any) -> bool:
 
 def attributes(node: Any) -> dict[str, Any]:
     own = layout(type(node)).read(node) or {}
-    return {name: value for name, value in own.items() if not name.startswith(UPKEEP)}
+    return {name: value for name, value in own.items() if not graph.is_upkeep(name)}
 
 
 def statics(state: Any) -> tuple[Any, ...]:

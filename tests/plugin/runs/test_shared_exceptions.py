@@ -1,6 +1,14 @@
 """One exception object that is raised in several tests, or under several nestings, as jax raises some of its own: each test shows its own rows."""
 
+import operator
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from pytest_nnxcheck import assert_invariants
 from pytest_nnxcheck.runner import errors
+from pytest_nnxcheck.subject import profile
 
 SUITE = """
 KEPT = ValueError("the same object")
@@ -53,3 +61,25 @@ def test_notes_of_the_user_and_of_hypothesis_stay():
     errors.drop_own_notes(error)
     assert error.__notes__ == ["the user's", "Falsifying example: test_x(n=1)"]
     errors.drop_own_notes(ValueError("without any"))
+
+
+def test_an_exception_of_ours_says_so_and_nothing_of_the_users_object(monkeypatch):
+    monkeypatch.setattr(profile, "evaluated", operator.attrgetter("no_such_name"))
+    with pytest.raises(AttributeError) as raised:
+        assert_invariants(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2)), effort="quick")
+    (note,) = raised.value.__notes__
+    assert "a fault of pytest-nnxcheck, and not of your code" in note
+    assert "pytest_nnxcheck/subject/profile.py:" in note
+
+
+def test_an_exception_of_the_users_code_is_none_of_ours(monkeypatch):
+    class Wrong(nnx.Module):
+        def __call__(self, x):
+            return x.no_such_name
+
+    with pytest.raises(AttributeError) as raised:
+        assert_invariants(Wrong(), jnp.ones((1, 2)), effort="quick")
+    assert "a fault of pytest-nnxcheck" not in str(raised.value.__notes__)
+    with pytest.raises(TypeError) as raised:  # raised in a call of ours, of the user's function
+        assert_invariants(lambda x: x, jnp.ones((1, 2)), jnp.ones((1, 2)), effort="quick")
+    assert "a fault of pytest-nnxcheck" not in str(getattr(raised.value, "__notes__", ""))
