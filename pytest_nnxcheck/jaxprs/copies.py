@@ -17,7 +17,7 @@ import jax
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
-from pytest_nnxcheck.compat.primitives import (
+from pytest_nnxcheck.compat.staging import (
     BARRIER,
     COND,
     CONSTRAINT,

@@ -25,8 +25,7 @@ from pytest_nnxcheck.core.text import counted, first_line, format_bytes, row, so
 from pytest_nnxcheck.engine.example import Handed
 from pytest_nnxcheck.reporting import hints, report, tally
 from pytest_nnxcheck.runner import strategies
-from pytest_nnxcheck.runner.errors import add_notes, drop_notes, flatten, passes_through, plainest
-from pytest_nnxcheck.runner.execution import Body
+from pytest_nnxcheck.runner.execution import Body, add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.runner.strategies import Exclusions
 
