@@ -15,7 +15,7 @@ from healthy import WIDTH, assign, numbers
 from parity_calls import X, norm, parity
 
 from pytest_nnxcheck.engine import reference
-from pytest_nnxcheck.engine.memo import evaluated_calls
+from pytest_nnxcheck.engine.example import evaluated_calls
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, calls_of, separate
 from pytest_nnxcheck.subject.subject import bind, identity
 from pytest_nnxcheck.transforms import layers

@@ -12,7 +12,7 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import CheckError, Layer, Nesting, check
-from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.subject.profile import profile as profile_of
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms import layers
