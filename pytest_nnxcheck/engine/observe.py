@@ -79,13 +79,13 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
     subject = call.subject.for_run()
     root = Root(subject, call.profile, nesting, call.settings.donate if how.donate is None else how.donate)
     # A trace reads no values, so that the user's own arrays will do: those that an earlier trace handed out have none to copy.
-    state = subject.state if how.traced else subject.fresh()
+    state = subject.state if how.traced and not subject.in_refs else subject.fresh()
     # The copy leads to little that was not walked with the user's own objects.
     roots, walked = subject.roots(state), call.originals.walk
     earlier = (walked if how.traced else walked and walked.extended(roots)) or walk(roots)
     guards = Guards(subject, earlier)
     if how.traced:
-        seen, tracers, touched = traced(call, root, guards, unfused=how.unfused)
+        seen, tracers, touched = traced(call, root, guards, state, unfused=how.unfused)
     elif subject.abstract and not root.takes_state:
         seen, tracers, touched = traced_without_values(root, guards, state)
     else:
@@ -288,11 +288,11 @@ def stage(root: Root, guards: Guards, state: Any, *, axes: bool = False) -> Stag
     return Staged(arguments, traced, error, graph, tuple(leaks), touched, clean)
 
 
-def traced(call: Call, root: Root, guards: Guards, *, unfused: bool) -> Seen:
+def traced(call: Call, root: Root, guards: Guards, state: Any, *, unfused: bool) -> Seen:
     """Trace a nesting as a whole. What comes out are the values that it hands through, and stand-ins for the rest, or the values of the traced program."""
     subject, nesting = root.subject, root.nesting
-    staged = stage(root, guards, subject.state, axes=unfused)
-    unclean = Observation(nesting, subject.state, error=staged.error, proves=False)
+    staged = stage(root, guards, state, axes=unfused)
+    unclean = Observation(nesting, state, error=staged.error, proves=False)
     if not staged.clean:
         return unclean, staged.leaks, staged.touched
     returned = None
@@ -311,9 +311,9 @@ def traced(call: Call, root: Root, guards: Guards, *, unfused: bool) -> Seen:
     subject.output_tree.arrays = output
     if walk(subject.output_tree.roots()).tracers:  # in a tree that refuses types, see `OutputTree.roots`
         return unclean, (), False
-    state = nnx.merge(staged.graph, after)
-    still = unmoved(root.profile, dict(raw_leaves(subject.state)), dict(raw_leaves(state)))
-    return Observation(nesting, state, output=output, returned=returned, still=still), (), False
+    came_out = nnx.merge(staged.graph, after)
+    still = unmoved(root.profile, dict(raw_leaves(state)), dict(raw_leaves(came_out)))
+    return Observation(nesting, came_out, output=output, returned=returned, still=still), (), False
 
 
 def traced_without_values(root: Root, guards: Guards, state: Any) -> Seen:
