@@ -61,7 +61,7 @@ class Memo:
     evaluated: dict[Any, Evaluated] = field(default_factory=dict)
     """References by the number of a call in the body and all that its result depends on, see `identity.identity`."""
     first: dict[Any, Any] = field(default_factory=dict)
-    """What the first call of a number was handed, by a word for the kind of it: later ones are compared with that, or spared the search."""
+    """Parts of the objects that the first call of a number was handed, by a word for their kind: those of later calls are compared with them."""
     same_arguments: bool = True
     """True if the body is the same each time: no arguments of its own are drawn."""
     own_jits: set[str] = field(default_factory=set)
