@@ -54,7 +54,7 @@ class How:
     compiled: bool = False
     """Compile the program of the jit outside, and run nothing."""
     donate: str | None = None
-    """What the jit outside donates, if not what the settings say."""
+    """The arguments that the jit outside donates; `None` for those of the settings."""
     copies: bool = False
     """Measure the copies of the state in the program."""
     alone: bool = False
@@ -110,7 +110,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
 
 
 Seen = tuple[Observation, tuple[Found, ...], bool]
-"""What a nesting showed, the tracers that outlived their trace, and whether a trace of ours put its own where a run would have put arrays."""
+"""An observation, the tracers that outlived their trace, and whether a trace of ours put its own where a run would have put arrays."""
 
 
 # --- run, or compiled
