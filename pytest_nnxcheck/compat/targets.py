@@ -40,7 +40,7 @@ class LeftOut(Exception):
     """A program cannot be compiled for a target; the text says why, in one line."""
 
 
-class DoesNotFit(Exception):
+class TooLarge(Exception):
     """A compiler refused a program for its size; the text is the compiler's."""
 
 
@@ -132,7 +132,7 @@ def lowered_on(
 
 
 def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> Any:
-    """Compile a program of `lowered_for`. Raises `DoesNotFit`, or `LeftOut` where the compiler refuses it for another reason.
+    """Compile a program of `lowered_for`. Raises `TooLarge`, or `LeftOut` where the compiler refuses it for another reason.
 
     At ``O0`` the compiler of a TPU takes a ninth of the time of ``default``; that of a GPU ignores the effort.
     """
@@ -142,7 +142,7 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> An
             return lowered.compile(compiler_options=options)
         except Exception as error:
             refused = "RESOURCE_EXHAUSTED" in str(error)
-            raise (DoesNotFit if refused else LeftOut)(_line(error)) from error
+            raise (TooLarge if refused else LeftOut)(_line(error)) from error
 
 
 # --- devices
