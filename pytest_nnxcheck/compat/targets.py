@@ -127,7 +127,8 @@ def lowered_on(
     def call(*leaves: Any) -> Any:
         return jax.tree.leaves(program.call(*jax.tree.unflatten(tree, leaves)))
 
-    with _in_force(there):
+    # In place of the user's mesh, whose devices would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes.
+    with contextlib.nullcontext() if there is None or not hasattr(jax, "set_mesh") else jax.set_mesh(there):
         return jax.jit(call, donate_argnums=donated, keep_unused=True).lower(*map(placed, leaves))
 
 
@@ -201,11 +202,6 @@ def _mesh(like: Any, devices: Sequence[Any]) -> Any:
     # jax 0.5 has another type for the kinds of axes.
     kinds = {"axis_types": like.axis_types} if jax.__version_info__ >= (0, 6) else {}
     return jax.sharding.Mesh(np.array(devices).reshape(sizes), like.axis_names, **kinds)
-
-
-def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
-    """Set the mesh of the target in place of the user's, whose devices would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes."""
-    return contextlib.nullcontext() if mesh is None or not hasattr(jax, "set_mesh") else jax.set_mesh(mesh)
 
 
 # --- options
