@@ -19,8 +19,8 @@ import jax
 import jax.export
 import numpy as np
 
+from pytest_nnxcheck.compat.arrays import active_mesh
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
-from pytest_nnxcheck.compat.sharding import active_mesh
 from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.core.chips import HOST, SHARE, Chip, Target, sizes_of
 from pytest_nnxcheck.core.errors import CheckError

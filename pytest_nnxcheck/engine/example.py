@@ -11,7 +11,7 @@ import jax
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import copied
-from pytest_nnxcheck.compat.variables import (
+from pytest_nnxcheck.compat.graph import (
     set_variable_value,
     variable_value,
 )

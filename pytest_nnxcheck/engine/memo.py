@@ -12,6 +12,7 @@ from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.engine.reference import Evaluated
+from pytest_nnxcheck.kept import Kept
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject, identity
 
@@ -54,7 +55,7 @@ class Memo:
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     """The tracers that a trace of a subject left for good."""
     shared_programs: SharedPrograms = field(default_factory=SharedPrograms)
-    on_targets: dict[str, OnTarget] = field(default_factory=dict)
+    on_targets: Kept[OnTarget] = field(default_factory=Kept)
     body: object = None
     """The body with its arguments that ran last, where each has its own."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import graph, sharding
+from pytest_nnxcheck.compat import arrays, graph
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import Looks
@@ -69,7 +69,7 @@ def ready(call: Call, looks: Looks) -> Iterator[str]:
         yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
     if not abstract and (not call.whole or donated_inputs(call.subject, call.nesting, call.settings.donate)):
         yield "inputs = [*map(jnp.array, inputs)]"
-    elif abstract and sharding.active_mesh() is not None:
+    elif abstract and arrays.active_mesh() is not None:
         yield "nnx.update(state, abstract_state(nnx.state(state)))"
     stacked = "jax.eval_shape(stack, inputs)" if abstract else "[jnp.stack([leaf, leaf]) for leaf in inputs]"
     yield from [f"inputs = {stacked}" for layer in layers if layer.row.axis]
@@ -153,7 +153,7 @@ def zeros(shapes: Any) -> str:
         kind = next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == shapes.dtype)
         return f"jax.random.split(jax.random.key(0, impl={kind!r}), {tuple(shapes.shape)})"
     device = ""
-    if (placed := sharding.in_type(shapes)) is not None:
+    if (placed := arrays.in_type(shapes)) is not None:
         spec = f"jax.sharding.PartitionSpec({', '.join(map(repr, placed.spec))})"
         device = f", device=jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), {spec})"
     return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r}{device})"

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.compat.targets import lowered_on, mesh_of
 from pytest_nnxcheck.jaxprs.flow import constants
@@ -66,7 +66,7 @@ def run_for_tracers(run: Callable[[], Any], kinds: set[str], *words: str) -> Any
 
 def refuses_writes(state: Any, *keys: Any) -> bool:
     """True if flax refuses every write to a Variable: it was made in a trace that has ended."""
-    return variables.is_pinned(next(node for path, node in nnx.iter_graph(state) if tuple(path) == keys))
+    return graph.is_pinned(next(node for path, node in nnx.iter_graph(state) if tuple(path) == keys))
 
 
 # --- memory

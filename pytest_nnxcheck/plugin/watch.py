@@ -18,12 +18,11 @@ from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import is_test_case
 from pytest_nnxcheck.walk.raw_access import class_name
-from pytest_nnxcheck.watch import donation, leftovers, message, roots
-from pytest_nnxcheck.watch.donation import UnusedBuffers
+from pytest_nnxcheck.watch import leftovers, message, programs, roots
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
 from pytest_nnxcheck.watch.message import LeftBehind, Unmarked
 from pytest_nnxcheck.watch.monitor import Monitor
-from pytest_nnxcheck.watch.programs import Programs
+from pytest_nnxcheck.watch.programs import Programs, UnusedBuffers
 from pytest_nnxcheck.watch.roots import Root
 
 TITLE = "nnx watch"
@@ -107,7 +106,7 @@ class WatchHooks:
         try:
             with (
                 self.programs.of(lambda: self._roots(item, set_up_before)),
-                donation.noted() as unused,
+                programs.noted() as unused,
                 self.monitor.of(roots.bodies(item.function), at_return),
             ):
                 result = yield
@@ -117,7 +116,7 @@ class WatchHooks:
             left = LeftBehind(
                 before,
                 (*inside, *self.reported.new(looks[-1])),
-                donation.merged(unused, self.programs.unused),
+                programs.merged(unused, self.programs.unused),
                 self.programs.take(),
             )
             self._note(item, left, complete=all(seen.complete for seen in looks))

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck.compat import graph, variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.compat.variables import is_pinned, is_tracing, variable_kind, variable_value
+from pytest_nnxcheck.compat.graph import is_pinned, is_tracing, variable_kind, variable_value
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Leak, Pairs
 from pytest_nnxcheck.core.nesting import Layer
@@ -179,9 +179,9 @@ def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
     return Leak(
         path=leaked.path,
         holder=leaked.holder,
-        kind=variables.tracer_kind(tracer),
+        kind=graph.tracer_kind(tracer),
         type=describe(tracer.aval),
-        line=variables.tracer_line(tracer),
+        line=graph.tracer_line(tracer),
         layer=str(layer or ""),
         place=place,
         keeper=leaked.keeper,

@@ -22,7 +22,7 @@ from jax.tree_util import DictKey, GetAttrKey, keystr, register_pytree_with_keys
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.owner import is_library, owner
-from pytest_nnxcheck.walk.open_data import holds_state
+from pytest_nnxcheck.walk.openers import holds_state
 from pytest_nnxcheck.walk.raw_access import MISSING, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these

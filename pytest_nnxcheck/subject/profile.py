@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
-from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, is_in_ref, nbytes, value_of
-from pytest_nnxcheck.compat.sharding import in_type
-from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, in_type, is_in_ref, nbytes, value_of
+from pytest_nnxcheck.compat.graph import equation_line, variable_metadata, variable_value
 from pytest_nnxcheck.core.facts import CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays

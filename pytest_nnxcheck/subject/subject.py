@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes, graph, variables
+from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, copied, describe, is_array, is_in_ref, is_ref
-from pytest_nnxcheck.compat.variables import is_hijax, variable_value
+from pytest_nnxcheck.compat.graph import is_hijax, variable_value
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
@@ -31,7 +31,7 @@ from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_st
 from pytest_nnxcheck.walk.fingerprint import Unknown, exact, fingerprint, show
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk, without_garbage
-from pytest_nnxcheck.xla.origins import PROGRAM
+from pytest_nnxcheck.xla.buffers import PROGRAM
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -293,7 +293,7 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
     if is_array(leaf) or is_ref(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
     # Where no transform has to hand it out, the walk looks at its content as at that of a module.
-    if variables.is_tracing() and walk([("", leaf)]).tracers:
+    if graph.is_tracing() and walk([("", leaf)]).tracers:
         raise Unfit(Misfit("hidden arrays", type(leaf).__name__))
     return (), lambda _: leaf
 

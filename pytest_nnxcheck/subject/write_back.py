@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes, graph, variables
+from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, value_of
 from pytest_nnxcheck.compat.owner import is_library
 from pytest_nnxcheck.subject.subject import Subject
@@ -24,11 +24,11 @@ def write_back(subject: Subject, copy: Any) -> None:
     """Give the user's objects the values and attributes of the call's copy of the state."""
     values = dict(graph.raw_leaves(copy))
     for path, variable in graph.variables(subject.state):
-        held, value = variables.variable_value(variable), values.get(path)
+        held, value = graph.variable_value(variable), values.get(path)
         # Beside abstract arrays the user's real ones stay, and the twin of a reference is as the call found it.
         stays = subject.abstract and (isinstance(held, jax.Array) or is_in_ref(held) or is_in_ref(value))
         if path in values and not stays:
-            variables.set_variable_value(variable, value if is_held_ref(held) else where_it_was(value_of(value), held))
+            graph.set_variable_value(variable, value if is_held_ref(held) else where_it_was(value_of(value), held))
     if not subject.abstract:
         graft(subject.state, copy)
 

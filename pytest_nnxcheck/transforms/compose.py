@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytest_nnxcheck.compat import arrays, flax_modes, graph, variables
-from pytest_nnxcheck.compat.sharding import in_type
+from pytest_nnxcheck.compat import arrays, flax_modes, graph
+from pytest_nnxcheck.compat.arrays import in_type
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
@@ -69,8 +69,8 @@ class Guards:
     def traces_of(self, state: Any, inputs: Any) -> dict[tuple[int, int], Any]:
         """Identities of the traces whose tracers arrive, with the traces themselves so that no id is used again."""
         arriving = [*inputs, *(value for _, value in graph.raw_leaves(state))]
-        traces = [variables.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if variables.is_tracer(leaf)]
-        return {variables.trace_key(trace): trace for trace in traces}
+        traces = [graph.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if graph.is_tracer(leaf)]
+        return {graph.trace_key(trace): trace for trace in traces}
 
     def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> tuple[Found, ...]:
         """The tracers that belong to none of the traces that are alive."""
@@ -97,7 +97,7 @@ class Guards:
 
 
 def trace_of(leak: Found) -> tuple[int, int]:
-    return variables.trace_key(variables.trace_identity(leak.tracer))
+    return graph.trace_key(graph.trace_identity(leak.tracer))
 
 
 def compose(
@@ -169,7 +169,7 @@ def make_plan(
     shapes = output_shapes(inner, profile, subject.inputs, length)
     return Plan(
         changed=lambda path, value: (
-            tuple(path) in profile.state.changed and not arrays.is_in_ref(variables.variable_value(value))
+            tuple(path) in profile.state.changed and not arrays.is_in_ref(graph.variable_value(value))
         ),
         written=lambda path, _: tuple(path) in profile.state.written,
         subject=subject.program,

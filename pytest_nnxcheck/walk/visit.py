@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.walk.raw_access import MISSING, Layout, class_name, layout
 from pytest_nnxcheck.walk.snapshot import Kind, Places
 
@@ -109,7 +109,7 @@ class Classes:
         """The openers of an object; `None` for tracers, which are never opened."""
         cls = type(value)
         if id(cls) not in self._openers:
-            self._openers[id(cls)] = cls, None if variables.is_tracer(value) else self._openers_of(cls)
+            self._openers[id(cls)] = cls, None if graph.is_tracer(value) else self._openers_of(cls)
         return self._openers[id(cls)][1]
 
     def layout(self, cls: type) -> Layout:

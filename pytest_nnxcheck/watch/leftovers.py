@@ -88,11 +88,11 @@ def look(
 
 
 def _look(roots: tuple[Root, ...], left_out: tuple[object, ...], files: frozenset[str] | None) -> Look:
-    from pytest_nnxcheck.compat import variables
+    from pytest_nnxcheck.compat import graph
     from pytest_nnxcheck.walk.walk import walk
 
     seen = walk(roots, MOST_OBJECTS, left_out)
-    kinds = {path: variables.kind_of(type(node)) for path, node in seen.nodes}
+    kinds = {path: graph.kind_of(type(node)) for path, node in seen.nodes}
     leftovers: list[tuple[object, Leftover]] = []
     # From the nodes and the code of other files alone: what else leads to a tracer is the test's own.
     tracers = [*walk(seen.nodes, MOST_OBJECTS, left_out).tracers] if seen.tracers else []
@@ -105,19 +105,19 @@ def _look(roots: tuple[Root, ...], left_out: tuple[object, ...], files: frozense
         leak = Leak(
             path=leaked.path,
             holder=leaked.holder,
-            kind=variables.tracer_kind(leaked.tracer),
+            kind=graph.tracer_kind(leaked.tracer),
             type=_type_of(leaked.tracer.aval),
-            line=variables.tracer_line(leaked.tracer),
+            line=graph.tracer_line(leaked.tracer),
             layer="",
             place=_place(leaked.path, kinds),
             keeper=leaked.keeper,
         )
         leftovers.append((leaked.tracer, TracerLeft(leaked.path, leak=leak)))
     for path, node in seen.nodes:
-        if variables.is_variable(node):
-            value = variables.variable_value(node)
-            if not variables.is_tracer(value) and variables.is_pinned(node):
-                type_ = f"{variables.variable_kind(node)} {_type_of(value)}"
+        if graph.is_variable(node):
+            value = graph.variable_value(node)
+            if not graph.is_tracer(value) and graph.is_pinned(node):
+                type_ = f"{graph.variable_kind(node)} {_type_of(value)}"
                 leftovers.append((node, MadeInEndedTrace(path, type=type_)))
     return Look(tuple(leftovers), seen.complete)
 

@@ -28,7 +28,7 @@ from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.tracers import TracerLeft
 from pytest_nnxcheck.reporting import violations
 from pytest_nnxcheck.reporting.report import Report
-from pytest_nnxcheck.runner import neighbours
+from pytest_nnxcheck.runner import conclude
 
 DATA = FLAX >= (0, 12)
 LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
@@ -134,10 +134,10 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
     violation = Violation("tracers", findings=(TracerLeft(leak.path, leak=leak),))
     outcome = violations.worded(Outcome(nesting, "violated", (violation,)))
     assert outcome.violations[0].hint == hint
-    around = neighbours.Around(holds=(), tried=2, way=(), handed=False)
-    assert neighbours.explain(outcome, around).violations[0].hint == ""
-    assert neighbours.explain(outcome, replace(around, handed=True)).violations[0].hint == hint
-    assert neighbours.explain(outcome, replace(around, handed=None)).violations[0].hint == hint
+    around = conclude.Around(holds=(), tried=2, way=(), handed=False)
+    assert conclude.explain(outcome, around).violations[0].hint == ""
+    assert conclude.explain(outcome, replace(around, handed=True)).violations[0].hint == hint
+    assert conclude.explain(outcome, replace(around, handed=None)).violations[0].hint == hint
 
 
 # --- memory

@@ -18,7 +18,7 @@ from leaky import LEAKY
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace
-from pytest_nnxcheck.watch import donation
+from pytest_nnxcheck.watch import programs
 from pytest_nnxcheck.watch.leftovers import Reported, look
 
 
@@ -156,7 +156,7 @@ def test_donated_leaves_that_jax_could_not_use_are_named(step, unused):
     model = Two()
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        with donation.noted() as seen:
+        with programs.noted() as seen:
             jax.jit(step, donate_argnums=0)(nnx.state(model))
     assert {buffers.type: (buffers.count, buffers.leaves) for buffers in seen} == unused
     assert all("test_leftovers.py:" in buffers.line and buffers.line.endswith("named)") for buffers in seen)
@@ -179,5 +179,5 @@ def cast(*dtypes: str) -> Any:
 def test_a_donated_buffer_is_wasted_on_what_is_wider(dtypes, wider):
     arrays = [jnp.ones(4, jnp.bfloat16)] * 2
     jaxpr = staging.open_jaxpr(jax.make_jaxpr(cast(*dtypes))(*arrays))
-    assert donation.widened(jaxpr, (True, True)) == wider
-    assert donation.widened(jaxpr, (False, False)) == {}
+    assert programs.widened(jaxpr, (True, True)) == wider
+    assert programs.widened(jaxpr, (False, False)) == {}

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from kept_tracers import STATIC, Box, Slotted, X, found_in, tracer_of
 
-from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.walk import visit
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import Walk, walk
@@ -245,25 +245,25 @@ def test_trace_identity_tells_a_dead_trace_from_the_live_one() -> None:
         return x
 
     jax.make_jaxpr(outer)(X)
-    inner, live = map(variables.trace_identity, seen)
-    assert variables.trace_key(inner) != variables.trace_key(live)
+    inner, live = map(graph.trace_identity, seen)
+    assert graph.trace_key(inner) != graph.trace_key(live)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
 def test_line_that_created_a_tracer(transform: Callable[..., Any]) -> None:
     tracer = tracer_of(transform)
     line = tracer_of.__code__.co_firstlineno + 2
-    assert f"kept_tracers.py:{line} (" in variables.tracer_line(tracer)
-    assert variables.tracer_kind(tracer) == {jax.jit: "DynamicJaxprTracer", jax.vmap: "BatchTracer"}[transform]
+    assert f"kept_tracers.py:{line} (" in graph.tracer_line(tracer)
+    assert graph.tracer_kind(tracer) == {jax.jit: "DynamicJaxprTracer", jax.vmap: "BatchTracer"}[transform]
 
 
 def test_line_of_a_grad_tracer_under_an_outer_trace() -> None:
     kept: list[Any] = []
     loss = jax.grad(lambda x: (kept.append(x * 2), x.sum())[1])
     jax.make_jaxpr(lambda x: loss(x * 1))(X)
-    assert "test_walk.py:" in variables.tracer_line(kept[0])
+    assert "test_walk.py:" in graph.tracer_line(kept[0])
     loss(X)
-    assert variables.tracer_line(kept[1]) == ""
+    assert graph.tracer_line(kept[1]) == ""
 
 
 def test_every_atom_is_a_type_that_holds_nothing() -> None:
