@@ -13,9 +13,9 @@ from checking import broken, call, flat, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.checks import check_call as checking_call
 from pytest_nnxcheck.checks.check_call import check_call
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.engine import ran
 from pytest_nnxcheck.engine.example import Example
