@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import graph, staging
 from pytest_nnxcheck.compat.arrays import array_type, describe, nbytes
-from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
+from pytest_nnxcheck.compat.staging import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.facts import Evidence, Path
 from pytest_nnxcheck.core.notes import Note, texts
 from pytest_nnxcheck.core.outcome import Finding, UnNested
