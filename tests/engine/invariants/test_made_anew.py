@@ -13,8 +13,7 @@ from flax import nnx
 from healthy import BATCH, HEALTHY, WIDTH, node_list, numbers, rngs
 
 from pytest_nnxcheck.core.notes import texts
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 
 NUMBERS = itertools.count()
 
