@@ -16,7 +16,7 @@ from healthy import FLAX, HEALTHY
 from leaky import LEAKY
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.core.outcome import MadeInEndedTrace
+from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace
 from pytest_nnxcheck.watch import leftovers, programs
 from pytest_nnxcheck.watch.leftovers import Reported
 
