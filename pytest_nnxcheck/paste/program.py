@@ -33,7 +33,7 @@ from pytest_nnxcheck.core.text import lay_out
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.paste import findings, looks
 from pytest_nnxcheck.paste.call import Call
-from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
+from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in, source_of
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
 from pytest_nnxcheck.subject import abstract_arrays, subject
@@ -213,9 +213,7 @@ def layer_text(call: Call, index: int, inner: str, look: findings.Looks, copied:
 @functools.cache
 def read_of_plan(name: str) -> list[str]:
     """The fields that the function of a layer reads of its plan, itself or in a function that it calls."""
-    alone = Slice()
-    alone.take(layers, [name])
-    return sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))
+    return sorted(set(re.findall(r"\bplan\.(\w+)", source_of(layers, name))))
 
 
 def plan_of(call: Call, index: int, look: findings.Looks) -> SimpleNamespace:
