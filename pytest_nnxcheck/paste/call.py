@@ -75,7 +75,7 @@ class Call:
         held = ""
         if places.fields:
             yield f"fields = [{', '.join(places.fields)}]"
-            held = ", [value_of(*field) for field in fields]"
+            held = ", [read_field(*field) for field in fields]"
         if not places.alone:
             yield f"leaves, tree = jax.tree.flatten((args, kwargs{held}), is_leaf=is_node)"
         nodes = ", ".join(f"{name!r}: {place}" for name, place in places.nodes.items())

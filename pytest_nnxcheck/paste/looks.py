@@ -57,7 +57,7 @@ def arrays_of(*outputs: Any) -> tuple[Any, ...]:
     return tuple(map(jnp.asarray, jax.tree.leaves(parts)))
 
 
-def value_of(owner: Any, name: Any, item: bool) -> Any:
+def read_field(owner: Any, name: Any, item: bool) -> Any:
     return owner[name] if item else getattr(owner, name, None)
 
 
@@ -68,14 +68,14 @@ def filled(fields: Any, values: Any) -> Iterator[None]:
     def put(value: Any, owner: Any, name: Any, item: bool) -> None:
         (operator.setitem if item else object.__setattr__)(owner, name, value)
 
-    before = [value_of(*field) for field in fields]
+    before = [read_field(*field) for field in fields]
     for field, value in zip(fields, values, strict=True):
         put(value, *field)
     try:
         yield
     finally:
         for field, old, new in zip(fields, before, values, strict=True):
-            if value_of(*field) is new:
+            if read_field(*field) is new:
                 put(old, *field)
 
 

@@ -33,7 +33,7 @@ from pytest_nnxcheck.core.text import lay_out
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.paste import findings, looks
 from pytest_nnxcheck.paste.call import Call
-from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in, source_of
+from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in, read, source_of
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
 from pytest_nnxcheck.subject import abstract_arrays, subject
@@ -58,8 +58,10 @@ def compose(call: Call, earlier: int, usage: Usage, test: Report, path: str, out
     look = findings.looks_of(outcome, call) if outcome is not None else findings.Looks()
     copied = usage.slice
     texts = wrapped_text(call, copied, look, earlier)
+    names = globals_in(texts)
     for module in SOURCES:
-        copied.take(module, sorted(globals_in(texts)))
+        copied.take(module, sorted(names))
+        names -= read(module).bound.keys()  # a later one may import another function of that name
     user, ours = copied.chunks(ours=False), [*copied.chunks(ours=True), texts]
     taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)} - {"nnx_wrap"}
     own = "\n\n".join(ours)
