@@ -286,7 +286,7 @@ class Written:
         return test
 
     def accept(self, built: Any) -> Any:
-        """What the user's code has built, the same. Raises `CheckError` for what cannot be checked."""
+        """Return what the user's code has built. Raises `CheckError` for what cannot be checked."""
         gives, write = (f"{flag('build')} gives", "write") if self.named.build else ("it returns", "return")
         advice = f"{write} (subject, *inputs), or the model alone and its inputs by {flag('inputs')}"
         if not isinstance(built, tuple | list) or not built:
@@ -317,7 +317,7 @@ def shown(value: Any) -> str:
 
 
 def shapes_of(case: Any) -> list[Any]:
-    """What ``case()`` returns, with shapes in place of its arrays: none is allocated. Functions and plain values stay as they are."""
+    """Return what ``case()`` returns, with shapes in place of its arrays: none is allocated. Functions and plain values stay as they are."""
     import jax
     from flax import nnx
 

@@ -1,4 +1,4 @@
-"""The functions of a program that stand in no other module of ours: those that take a call apart, stage it, and look for what was found.
+"""The functions of a program that no other module of ours has: those that take a call apart, stage it, and look for what was found.
 
 `slicer` copies those that a program needs. A look says whether what was found is there, and `broken` says it in the plugin's words. Looks search all objects of Python for tracers, take memory from `memory_analysis()`, find a donated
 buffer by its pointer, and compare a value with the eager one.

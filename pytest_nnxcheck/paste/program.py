@@ -139,7 +139,7 @@ def ending(call: Call, usage: Usage) -> Iterator[str]:
 
 
 def wrapped_text(call: Call, copied: Slice, look: findings.Looks, earlier: int = 0) -> str:
-    """What the test gets in the place of ``nnx_wrap``: it takes a call apart, runs it under the layers, and looks. What that needs is copied."""
+    """Write the function that the test gets in the place of ``nnx_wrap``: it takes a call apart, runs it under the layers, and looks. What that needs is copied."""
     nested, output, abstract = "program", "output", call.subject.abstract
     for index in reversed(range(len(call.nesting.layers))):
         nested = layer_text(call, index, nested, look, copied)
