@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_nnxcheck.compat import graph, refusals
@@ -19,9 +19,9 @@ from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.observe import How, observe
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import Evaluated, meaning_of
-from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement
 from pytest_nnxcheck.subject.profile import in_arrays_alone
@@ -200,7 +200,7 @@ def not_in_refs(ran: Ran) -> Checked | None:
     if not ours or error is None or refused or observation.leaks or isinstance(error, Unfit):
         return None
     with subject.undone(subject.state):
-        raised = observe(in_arrays_alone(subject), ran.profile, nesting, "none").error
+        raised = observe(replace(call, subject=in_arrays_alone(subject)), nesting, How(donate="none")).error
     if raised is not None and not (nesting.captures and refusals.is_refusal(raised)):
         return None
     if subject.in_refs and bare:

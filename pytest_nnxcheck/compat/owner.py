@@ -28,7 +28,7 @@ PACKAGES: dict[str, Owner] = {
     "pytest_nnxcheck": "ours",
 }
 """Top-level packages whose code is not the user's. Other installed packages are not here: users test them. An object of these packages
-is opened if it holds state, such as a seed generator of Keras that a module keeps: see `open_data.holds_state`."""
+is opened if it holds state, such as a seed generator of Keras that a module keeps: see `openers.holds_state`."""
 
 
 def owner(module: object) -> Owner:

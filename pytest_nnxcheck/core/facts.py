@@ -145,6 +145,8 @@ class Observation:
     """The pointers of all arrays that came back."""
     abstract: bool = False
     """True if the program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract."""
+    proves: bool = True
+    """False for a trace that tells too little of a run, so that the nesting has to be run."""
     shared: bool = False
     """True if the program was compiled for another one of the same text, whose lines its buffers name."""
     still: tuple[Path, ...] = ()

@@ -19,7 +19,7 @@ from unittest import mock
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import graph, variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.frames import called, made_before, profiled, transforms_by_itself
 from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.facts import Leak
@@ -110,7 +110,7 @@ def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
         where = near(f"{user.f_code.co_filename}:{user.f_lineno}") if user else "an unknown line"
         node = merge(*args, **kwargs)
         merged.append((f"{type(node).__name__} (merged at {where})", node))
-        paths = [spell("", path) for path, variable in graph.variables(node) if variables.is_pinned(variable)]
+        paths = [spell("", path) for path, variable in graph.variables(node) if graph.is_pinned(variable)]
         if paths and "copy" in inspect.signature(merge).parameters:
             pinned[MergedVariables(where, type(node).__name__, tuple(paths))] = None
         return node

@@ -6,7 +6,6 @@ kept, not the program: some 600 bytes, for a second of compiling.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck import atomic_file, wheels
+from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat import compile_cache, staging, targets
 from pytest_nnxcheck.compat.compile_cache import canonical
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.peak import OnTarget, Split, least_copy
-from pytest_nnxcheck.engine.compiled import Program
+from pytest_nnxcheck.engine.observe import Program
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import copies_in
+from pytest_nnxcheck.kept import Folder, Kept
 from pytest_nnxcheck.xla import buffers
 from pytest_nnxcheck.xla.hlo import aliases
 
@@ -92,7 +92,7 @@ class OnTargets:
 
     words: tuple[str, ...]
     """The targets, as they were named."""
-    known: dict[str, OnTarget]
+    known: Kept[OnTarget]
     """Results for the programs of one test, by the text of the program and all else that decides them."""
     state: int
     """Bytes of one copy of the state; 0 where copies are not looked for."""
@@ -136,7 +136,7 @@ class OnTargets:
         def compiled(lowered: Any, effort: str) -> OnTarget:
             try:
                 there = targets.compiled_for(target, lowered, effort=effort)
-            except targets.DoesNotFit as error:
+            except targets.TooLarge as error:
                 return replace(said, effort=effort, fits=False, refused=str(error))
             return with_totals(donation.told(replace(said, effort=effort), there), there, constants)
 
@@ -169,14 +169,13 @@ class OnTargets:
         environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
         key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
         folder = compile_cache.folder_of_compiles()
-        path = None if folder is None else folder / f"{key}-target.json"
-        # A file that cannot be read or written costs a compile, never a test.
-        if path is not None and key not in self.known:
-            with contextlib.suppress(ValueError, TypeError, LookupError):
-                self.known[key] = OnTarget.of_json(json.loads(atomic_file.kept(path) or ""))
-        if key not in self.known:
-            self.known[key] = judge()
-            if path is not None:
-                with contextlib.suppress(OSError):
-                    atomic_file.keep(path, json.dumps(asdict(self.known[key])).encode())
-        return self.known[key]
+        kept = None if folder is None else Folder(folder, "-target.json", _to_bytes, _of_bytes)
+        return self.known.recall(key, judge, kept)
+
+
+def _to_bytes(on: OnTarget) -> bytes:
+    return json.dumps(asdict(on)).encode()
+
+
+def _of_bytes(content: bytes) -> OnTarget:
+    return OnTarget.of_json(json.loads(content))

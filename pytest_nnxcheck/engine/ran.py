@@ -8,8 +8,8 @@ from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import Bound, Memory
 from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
-from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.transforms.bound import bound
 
@@ -21,12 +21,16 @@ class Ran:
     """A call that ran under its nesting."""
 
     call: Call
-    profile: Profile
     observation: Observation
     reference: Reference | None = None
     """The results of the same calls without the nesting, or of an un-nested call without its jits. `None` where no invariant compares values."""
     baseline: Nesting | None = None
     """The un-nested program that it is measured by. `None` where that cannot take the call."""
+
+    @property
+    def profile(self) -> Profile:
+        """The facts of the un-nested call."""
+        return self.call.profile
 
     @property
     def measured(self) -> bool:
@@ -51,5 +55,4 @@ class Ran:
             return None
         if baseline.layers == self.observation.nesting.layers:
             return self.observation.memory
-        given = (call.subject, self.profile, baseline, donate, call.memo.shared_programs)
-        return call.tried("un-nested memory", lambda: observe(*given).memory, donate, baseline)
+        return call.tried("un-nested memory", lambda: observe(call, baseline).memory, donate, baseline)

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
-from pytest_nnxcheck.compat import staging, variables
+from pytest_nnxcheck.compat import graph, staging
 from pytest_nnxcheck.compat.arrays import array_type, describe, nbytes
-from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
+from pytest_nnxcheck.compat.staging import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.facts import Evidence, Path
 from pytest_nnxcheck.core.notes import Note, texts
 from pytest_nnxcheck.core.outcome import Finding, UnNested
@@ -426,7 +426,7 @@ def recasts(level: Level) -> Iterator[Recast]:
                 continue
             yield Recast(
                 leaf=level.inputs[id(eqn.invars[0])],
-                line=variables.equation_line(eqn),
+                line=graph.equation_line(eqn),
                 dtype=out.aval.dtype.name,
                 type=describe(out.aval),
                 bytes=nbytes(out.aval),
@@ -443,7 +443,7 @@ def saved(level: Level) -> Iterator[Saved]:
             size = sum(nbytes(var.aval) for var in stacked if any(map(goes_back, level.users(var))))
             if size:
                 steps = int(eqn.params["length"])
-                yield Saved(variables.equation_line(eqn), steps, size, steps * sum(nbytes(var.aval) for var in carried))
+                yield Saved(graph.equation_line(eqn), steps, size, steps * sum(nbytes(var.aval) for var in carried))
 
 
 def stacks(level: Level) -> Iterator[Stack]:
@@ -455,7 +455,7 @@ def stacks(level: Level) -> Iterator[Stack]:
         for var in carried_and_stacked(eqn)[1]:
             readers = level.users(var)
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
-                yield Stack(variables.equation_line(eqn), describe(var.aval), nbytes(var.aval), bool(readers))
+                yield Stack(graph.equation_line(eqn), describe(var.aval), nbytes(var.aval), bool(readers))
 
 
 def joined(level: Level) -> Iterator[HeldTwice]:
@@ -572,7 +572,7 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
 
 def twice(leaves: Iterable[int], operation: Twice, eqn: Any, whole: Any, *parts: Any) -> HeldTwice:
     types = tuple(describe(var.aval) for var in (whole, *parts))
-    return HeldTwice(tuple(sorted(leaves)), operation, variables.equation_line(eqn), types, nbytes(whole.aval))
+    return HeldTwice(tuple(sorted(leaves)), operation, graph.equation_line(eqn), types, nbytes(whole.aval))
 
 
 def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:

@@ -12,7 +12,7 @@ import jax
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.compat.variables import is_variable, variable_value
+from pytest_nnxcheck.compat.graph import is_variable, variable_value
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.facts import ArrayType, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting

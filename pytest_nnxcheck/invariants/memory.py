@@ -131,7 +131,7 @@ DONATE = (
 
 
 class OfPeak(Finding):
-    """A finding of this invariant: of several each has a sentence, and the figures are told once."""
+    """A finding of this invariant: of several each has a sentence, and the figures come once."""
 
     __slots__ = ()
     OF_PEAK: ClassVar[bool] = True

@@ -18,8 +18,8 @@ from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import Fact, other_dtype
 from pytest_nnxcheck.core.outcome import Finding, Words, uncounted
 from pytest_nnxcheck.core.text import Row, beginning, near
+from pytest_nnxcheck.engine.observe import traced_again
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.engine.run import traced_again
 from pytest_nnxcheck.subject.subject import Subject, on_arrays
 from pytest_nnxcheck.subject.traced_again import plain, short
 from pytest_nnxcheck.walk.fingerprint import equal
@@ -56,7 +56,7 @@ def second_call(ran: Ran) -> tuple[TypeMoved, ...]:
         return tuple(types_moved(subject, subject.state, observation.state))
     if nesting.layers[:1] != (Layer(JIT),):
         return ()
-    if not traced_again(subject, ran.profile, nesting, call.settings.donate, observation.state):
+    if not traced_again(call, nesting, observation.state):
         return ()
     return moved(subject, subject.state, observation.state)
 

@@ -1,8 +1,15 @@
-"""Measure the copies of the state in a compiled program: its peak less the peak of the program that hands back nothing unchanged."""
+"""Measure the copies of the state in a compiled program: its peak less the peak of the program that hands back nothing unchanged.
+
+`nnx.scan` over `nnx.remat` returns every parameter that it was given, and XLA allocates the whole stack once more (google/flax#4871).
+A forwarded program takes each such value from its source. Bytes that the compiled program no longer holds then were a copy of the state.
+XLA inserts copies for reasons of its own into both programs, so that nothing has to be excused. `forwarded` rewrites a program, `copies_in`
+compiles and compares the two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +18,106 @@ import jax
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
 from pytest_nnxcheck.core.peak import Copies, Split, least_copy
-from pytest_nnxcheck.jaxprs.forwarding import forwarded, handed_bytes, returned_twice
+from pytest_nnxcheck.jaxprs.flow import all_equations, called, handed_through, sources, uses
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+FORWARDED = staging.COPIES - {staging.BARRIER, staging.CONSTRAINT}
+"""Equations that return their operand, so that a program can do without them.
+
+It needs a barrier, whose meaning is the order, and a constraint, whose meaning is the devices.
+"""
+
+
+Value = Any
+"""The content of a variable: an object of its own; for a slice the array that it was cut from and the place there; for a number its text."""
+
+
+def forwarded(jaxpr: Any) -> Any:
+    """The jaxpr in which the first variable of a value takes the place of all others, inside loops and calls too; as open or closed as it is."""
+    open_jaxpr = staging.open_jaxpr(jaxpr)
+    if open_jaxpr is not jaxpr:
+        return jaxpr.replace(jaxpr=forwarded(open_jaxpr))
+    plain = jaxpr.replace(eqns=[_forwarded_inside(eqn) for eqn in jaxpr.eqns])
+    values = _values(plain, [object() for _ in jaxpr.invars])
+    first = {value: var for var, value in reversed(values.items()) if type(value) is object}
+
+    def same(var: Any) -> Any:
+        earlier = first.get(_value(var, values), var)
+        return earlier if earlier.aval == var.aval else var
+
+    equations = [eqn.replace(invars=[*map(same, eqn.invars)]) for eqn in plain.eqns]
+    return staging.without_dead_code(plain.replace(eqns=equations, outvars=[*map(same, jaxpr.outvars)]))
+
+
+def _forwarded_inside(eqn: Any) -> Any:
+    """An equation with the jaxprs among its parameters forwarded. A named tuple holds none, and cannot be made of a list."""
+
+    def plain(value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(plain, value))
+        return forwarded(value) if hasattr(staging.open_jaxpr(value), "eqns") else value
+
+    return eqn.replace(params={name: plain(value) for name, value in eqn.params.items()})
+
+
+def _values(jaxpr: Any, inputs: Sequence[Value]) -> dict[Any, Value]:
+    """The value of each variable of an open jaxpr that is called with these."""
+    values = dict(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [_value(var, values) for var in eqn.invars]
+        values.update(zip(eqn.outvars, _results(eqn, operands), strict=True))
+    return values
+
+
+def _value(var: Any, values: dict[Any, Value]) -> Value:
+    return str(var.val) if hasattr(var, "val") else values.setdefault(var, object())
+
+
+def _results(eqn: Any, operands: Sequence[Value]) -> Sequence[Value]:
+    """The values that an equation gives for its operands.
+
+    `jax.lax.scan` over references reads the slice of each step, and writes it back whatever the step does with it: that write gives its array.
+    """
+    if (inner := called(eqn)) is not None:
+        inside = _values(inner, operands)
+        return [_value(var, inside) for var in inner.outvars]
+    name = eqn.primitive.name
+    if name == staging.READ_SLICE:
+        return [(*operands, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)]
+    if name in staging.RESHAPES and type(operands[0]) is tuple:
+        return operands[:1]
+    if name == staging.UPDATE_SLICE:
+        whole, part, *place = operands
+        puts_back = part == (whole, *place, *(var.aval.shape for var in eqn.invars[:2]))
+        return [whole if puts_back else object()]
+    return [object() if number is None else operands[number] for number in handed_through(eqn, FORWARDED)]
+
+
+def handed_bytes(jaxpr: Any) -> int:
+    """Bytes of all values that loops and branches hand through: no program holds more copies.
+
+    A call is inlined, and hands on the very buffer.
+    """
+    loops = (
+        _forwarded_inside(eqn)
+        for eqn in all_equations(jaxpr)
+        if eqn.primitive.name in (staging.SCAN, staging.WHILE, staging.COND)
+    )
+    every = (pair for eqn in loops for pair in zip(eqn.outvars, handed_through(eqn, FORWARDED), strict=True))
+    return sum(nbytes(out.aval) for out, number in every if number is not None)
+
+
+def handed_inputs(jaxpr: Any) -> frozenset[int]:
+    """The numbers of the inputs of an open jaxpr that its equations hand through."""
+    same = uses(jaxpr.replace(eqns=[_forwarded_inside(eqn) for eqn in jaxpr.eqns])).same
+    return frozenset(number for number, var in enumerate(jaxpr.invars) if len(same(var)) > 1)
+
+
+def returned_twice(jaxpr: Any, numbers: frozenset[int]) -> list[int]:
+    """The inputs that come out unchanged more than once, each as often as there is one too many."""
+    times = Counter(source for source in sources(staging.open_jaxpr(jaxpr)) if source in numbers)
+    return [*(times - Counter(numbers)).elements()]
 
 
 @dataclass(frozen=True, slots=True)

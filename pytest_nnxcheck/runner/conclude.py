@@ -1,20 +1,35 @@
-"""The end of a run: the one exception that people see, or the reason why a run in which nothing failed proves nothing."""
+"""The end of a run: the one exception that people see, or the reason why a run in which nothing failed proves nothing.
+
+`conclude` chooses the exception, and asks for the nestings near the one that broke: the nearest that hold, and the first that fails on the way from
+the un-nested call. They are run after hypothesis is done, with the same test body, and count as tried nowhere else.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import hypothesis
 
+from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.compat.frames import raised_by_us
-from pytest_nnxcheck.core.catalogue import rows_of
-from pytest_nnxcheck.core.errors import InvariantViolation
-from pytest_nnxcheck.core.text import counted, first_line, row, some
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.outcome import BodyFinished, FindingOnTarget, Outcome, Verdict, nobody
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import counted, first_line, format_bytes, row, some
+from pytest_nnxcheck.engine.example import Handed
+from pytest_nnxcheck.invariants.memory import DONATE, ConstantsCaptured
+from pytest_nnxcheck.invariants.tracers import asks_to_hand_on
 from pytest_nnxcheck.reporting import report, tally
-from pytest_nnxcheck.runner import neighbours
-from pytest_nnxcheck.runner.errors import add_notes, drop_notes, flatten, passes_through, plainest
+from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner.execution import Body, add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
+from pytest_nnxcheck.runner.strategies import Exclusions
 
 # How the notes of hypothesis begin, by version.
 _NOTES = ("Failing test case", "Failing explicit example", "Falsifying example", "Falsifying explicit example")
@@ -43,7 +58,7 @@ def conclude(error: BaseException, run: Run) -> BaseException:
     nesting = chosen.outcome.nesting if isinstance(chosen, InvariantViolation) else run.nesting_of(chosen)
     # pytest no longer captures this test, and its body prints nothing new.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        neighbours.run_around(run, nesting)
+        run_around(run, nesting)
     if isinstance(chosen, InvariantViolation):
         outcome = run.outcomes.get(chosen.outcome.nesting, chosen.outcome)
         chosen.args = (report.message(run.report(), outcome),)
@@ -98,3 +113,169 @@ def _unasserted(run: Run) -> str:
         f"{names} can be checked in compiled programs alone, and no nesting has an outer jit: add jit to the"
         " transforms, or tracers to the invariants"
     )
+
+
+SHOWN = 4
+"""Neighbours that hold and are named in the message: it stays one line."""
+MOST = 12
+"""Neighbours that are run at most: each may compile."""
+
+HANDED = ("argument", "functional")
+"""Styles that are tried whatever the settings name: a module that a closure captures can be handed over in these ways."""
+
+STEPS: dict[Verdict, str] = {
+    "held": "passes",
+    "violated": "fails",
+    "failed": "raises",
+    "expected": "fails as expected",
+    "rejected": "is not supported by flax",
+}
+"""The words for the verdict of a nesting in the row of the steps from the un-nested call."""
+
+TryOut = Callable[[Nesting, Settings], Outcome | None]
+"""Runs a nesting, or looks its outcome up; None where the test body raised before the call, or ran no call."""
+
+
+def neighbours(nesting: Nesting, settings: Settings, exclusions: Exclusions) -> tuple[Nesting, ...]:
+    """The nestings with one layer in another style, or without one layer, that can run; the plainest first."""
+    every: dict[Nesting, None] = {}
+    for number, layer in enumerate(nesting.layers):
+        styles = dict.fromkeys([*HANDED, *settings.styles]) if layer.transform != CALL_FIRST else ()
+        others = [style for style in styles if style != layer.style and style in styles_of(layer.transform)]
+        for middle in ((), *((Layer(layer.transform, style),) for style in others)):
+            every[replace(nesting, layers=(*nesting.layers[:number], *middle, *nesting.layers[number + 1 :]))] = None
+    possible = (near for near in every if near.layers and not impossible(near))
+    allowed = (near for near in possible if all(map(exclusions.allows, near.layers)))
+    workable = (near for near in allowed if strategies.workable(near, settings, exclusions) == near)
+    return tuple(sorted(workable, key=lambda near: near.plainness))
+
+
+def run_around(run: Run, nesting: Nesting) -> None:
+    """Add the neighbours that hold to the outcome of a nesting that did not hold; a replay runs no other nesting."""
+    body, outcome = run.bodies.get(nesting), run.outcomes.get(nesting)
+    if body is None or outcome is None:
+        return
+    if not nesting.layers:
+        # A misuse of the plugin says nothing of the user's object.
+        if outcome.verdict == "failed" and not isinstance(run.raised(nesting), CheckError):
+            found = unlike_own(lambda handed: run.executor.unchecked(body, nesting.mode, handed))
+            run.outcomes[nesting] = replace(outcome, explained=(*outcome.explained, *found))
+        return
+    if run.settings.nesting is not None:
+        return
+    on_targets = outcome.evidence is not None and outcome.evidence.targets
+    # By default targets compile the plain jit alone: a way out must have been compiled for them too.
+    settings = replace(run.settings, effort="thorough") if on_targets else run.settings
+    exclusions = run.exclusions[nesting.mode]
+    run.outcomes[nesting] = explain(
+        outcome, settings, exclusions, lambda near, settings: _try_out(run, near, settings, body)
+    )
+
+
+def _try_out(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outcome | None:
+    """The outcome of a neighbour, run if it must be, and recorded nowhere; `None` where the body itself raised before the call."""
+    if settings == run.settings and nesting in run.outcomes:
+        return run.outcomes[nesting]
+    executor = run.executor
+    if settings != run.settings:
+        # It is the nesting that broke: its program stays as it is.
+        executor = replace(executor, programs=None, publish=nobody)
+    try:
+        execution = executor.execute(nesting, body, settings)
+    finally:
+        executor.publish(BodyFinished({}))
+    run.facts += execution.facts
+    if execution.raised is not None and not isinstance(execution.raised, Exception):
+        raise execution.raised
+    return execution.outcomes.get(nesting)
+
+
+def explain(outcome: Outcome, settings: Settings, exclusions: Exclusions, try_out: TryOut) -> Outcome:
+    """The outcome with the rows of what is near it, and without a hint that was tried and failed: to hand a captured module over.
+
+    The rows are a donation with which it holds, the neighbours that hold, and the way from the un-nested call to the first that fails.
+    """
+    nesting = outcome.nesting
+    near = [(each, try_out(each, settings)) for each in neighbours(nesting, settings, exclusions)[:MOST]]
+    tried = [(each, result) for each, result in near if result is None or measures_the_same(outcome, result)]
+    handed = [mends(outcome, result) for each, result in tried if hands_on(nesting, each)]
+    violations = outcome.violations
+    if handed and not any(handed):
+        violations = tuple(replace(v, hint="") if asks_to_hand_on(v) else v for v in violations)
+    rows: list[tuple[str, str]] = []
+    if holds := [str(each) for each, result in tried if result is not None and result.verdict == "held"]:
+        more = f", and {len(holds) - SHOWN} more" if holds[SHOWN:] else ""
+        rows.append(("passes", f"{', '.join(holds[:SHOWN])}{more}   (of {counted(len(tried), 'similar nesting')})"))
+    steps = []
+    for number in range(len(nesting), -1, -1):  # with one more layer each, the innermost first
+        step = replace(nesting, layers=nesting.layers[number:])
+        result = try_out(step, settings) if number else outcome
+        steps.append(f"{step} {STEPS[result.verdict if result else 'failed']}")
+        if result is None or result.verdict in ("violated", "failed", "expected"):
+            break
+    if len(steps) > 1:
+        rows.append(("steps", ", ".join(steps)))
+    donated = _donation(outcome, settings, try_out)
+    return replace(outcome, violations=violations, explained=(*outcome.explained, *donated, *rows))
+
+
+def hands_on(nesting: Nesting, near: Nesting) -> bool:
+    """True if a neighbour differs in a closure layer, to which it hands the module over."""
+    pairs = zip(nesting.layers, near.layers, strict=False) if len(near) == len(nesting) else ()
+    return any(layer.captures and other.style in HANDED for layer, other in pairs if layer != other)
+
+
+def mends(broken: Outcome, near: Outcome | None) -> bool:
+    """True if the invariants that broke hold in a neighbour, whatever else breaks there."""
+    if near is None or near.verdict not in ("held", "violated"):
+        return False
+    invariants = {violation.invariant for violation in broken.violations}
+    return invariants.isdisjoint(violation.invariant for violation in near.violations)
+
+
+def measures_the_same(broken: Outcome, near: Outcome) -> bool:
+    """True if a neighbour that held is a way out: its run measured the figures that broke. One that did not hold needs no such test."""
+    findings = [finding for violation in broken.violations for finding in violation.findings]
+    compiled = any(row.compiled for row in rows_of(violation.invariant for violation in broken.violations))
+    targets = {(finding.on.target, finding.on.state) for finding in findings if isinstance(finding, FindingOnTarget)}
+    measured = {(on.target, on.state) for on in (near.evidence.targets if near.evidence else ())}
+    # A closure captures the state by construction, so that no constants are judged in it.
+    constants = near.nesting.captures and any(isinstance(finding, ConstantsCaptured) for finding in findings)
+    same = (near.peak is not None or not compiled) and targets <= measured and not constants
+    return same or near.verdict != "held"
+
+
+def _donation(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, str]]:
+    """A hint with more of the arguments donated, where the nesting holds with that: its peak broke the bound."""
+    if not any(violation.invariant == "memory" for violation in outcome.violations):
+        return
+    names = outcome.evidence.reusable if outcome.evidence else ()
+    roots = dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names)
+    more = [",".join(["state", *roots])] if roots and settings.donate == "state" else []
+    for donate in ["state", *more] if settings.donate == "none" else more:
+        result = try_out(outcome.nesting, replace(settings, donate=donate))
+        if result is not None and result.verdict == "held" and result.peak is not None:
+            named = ", ".join(donate.split(",")[1:]) or "the state"
+            yield "hint", DONATE.format(names=named, donate=donate, peak=format_bytes(result.peak))
+            return
+
+
+def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[str, str]]:
+    """A row for a body that raised un-nested, but passes with the user's own objects, unchecked: runs find what makes it raise."""
+    error = run("own")
+    if error is None:
+        causes = (cause for handed, cause in UNLIKE_OWN.items() if run(handed) is not None)
+        yield "note", f"passes with your object, {next(causes, 'unwrapped, and unchecked')}"
+    elif refusals.is_tracer_error(error):
+        yield "note", MET_A_TRACE
+
+
+MET_A_TRACE = (
+    "raises with your object too, unchecked: if the test passes without its marker, a trace of the model left a tracer that nothing"
+    " can put back; nnx.jit makes such a trace too"
+)
+UNLIKE_OWN: dict[Handed, str] = {
+    "inputs": "raises where its inputs are arrays of jax, as every transform hands them on",
+    "copy": "raises with a copy of it: something goes by the object's identity, and nnx.jit and nnx.clone make copies too",
+    "traced": "raises after the model was traced once: a trace leaves something behind, that of nnx.jit too",
+}

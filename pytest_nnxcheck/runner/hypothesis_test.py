@@ -1,11 +1,14 @@
-"""Turn a test into a hypothesis test over nestings: the sweep as explicit examples, then the drawn nestings. No pytest in it."""
+"""Turn a test into a hypothesis test over nestings: the sweep as explicit examples, then the drawn nestings. No pytest in it.
+
+The names of hypothesis that are not public, the attributes that its decorators set on a test, come first.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
 
@@ -13,12 +16,55 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import strategies
-from pytest_nnxcheck.runner.hypothesis_internals import HypothesisTest, hypothesis_test
-from pytest_nnxcheck.runner.run import Run
-from pytest_nnxcheck.runner.sweep import Sweep, sweep
+from pytest_nnxcheck.runner.run import Run, Sweep, sweep
+
+
+@dataclass(frozen=True)
+class HypothesisTest:
+    """A test as hypothesis sees it."""
+
+    body: Callable[..., Any]
+    """The innermost function."""
+    drawn: dict[str, Any] | None
+    """The strategies of ``@given`` by argument; `None` without one."""
+    examples: tuple[Any, ...]
+    """The values of ``@example``, in the order in which they run."""
+    settings: Any
+    """The settings of ``@settings``; `None` without it."""
+    seeded: bool
+    """The test has a ``@seed``."""
+    attributes: dict[str, Any]
+    """The attributes that a copy of the test must carry for ``@seed`` and ``@reproduce_failure`` to work."""
+
+
+def hypothesis_test(test: Callable[..., Any]) -> HypothesisTest:
+    """Take a test function apart into the attributes that hypothesis' decorators set on it.
+
+    Only ``hypothesis.inner_test`` is documented. The strategies of ``@given``, the values of ``@example`` and the
+    ``@settings`` of a test have no public reader, and without them a test with its own ``@given`` could not be run with
+    a nesting drawn beside its arguments. Tried on hypothesis 6.100 and 6.170.
+    """
+    handle = getattr(test, "hypothesis", None)
+    own = (
+        "_hypothesis_internal_settings_applied",
+        "hypothesis_explicit_examples",
+        "hypothesis",
+        "is_hypothesis_test",
+        "__wrapped__",
+        "__wrapped_target",
+    )
+    return HypothesisTest(
+        body=test if handle is None else handle.inner_test,
+        drawn=None if handle is None else dict(handle._given_kwargs),
+        # hypothesis runs them from the last to the first: decorators apply from the bottom up.
+        examples=tuple(reversed(getattr(test, "hypothesis_explicit_examples", ()))),
+        settings=getattr(test, "_hypothesis_internal_use_settings", None),
+        seeded=getattr(test, "_hypothesis_internal_use_seed", None) is not None,
+        attributes={name: value for name, value in vars(test).items() if name not in own},
+    )
+
 
 ARGUMENT = "nnx_nesting"
 """The argument by which hypothesis passes the nesting; no fixture of a user has this name."""
@@ -39,7 +85,11 @@ def build(test: Callable[..., Any], run: Run, passed: Collection[str], *, seeded
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
     built = _settings(parts, run, swept=bool(explicit))(inner)
-    built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: _strategy(run)})(built)
+    if run.settings.nesting is None:
+        nestings = strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
+    else:
+        nestings = st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in run.settings.chosen_modes])
+    built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: nestings})(built)
     for example in reversed(explicit):
         built = example(built)
     return MethodType(built, test.__self__) if function is not test else built  # type: ignore[attr-defined]
@@ -65,12 +115,6 @@ def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bo
     nesting = inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
     inner.__signature__ = inspect.Signature([*own[:bound], *passed, nesting])  # type: ignore[attr-defined]
     return inner
-
-
-def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
-    if run.settings.nesting is not None:
-        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in run.settings.chosen_modes])
-    return strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
 
 
 def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.settings:

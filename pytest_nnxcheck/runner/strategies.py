@@ -1,9 +1,14 @@
-"""The choice of nestings to run: the stages of the sweep, and the hypothesis strategy for the nestings drawn after it."""
+"""The choice of nestings to run: the stages of the sweep, and the hypothesis strategy for the nestings drawn after it.
+
+The chains of several layers come first: pure data, in which every ordered pair of layers is side by side once, so that few programs judge all pairs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
@@ -12,7 +17,83 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import tally
-from pytest_nnxcheck.runner import chains
+
+Chain = tuple[Layer, ...]
+Pair = tuple[Layer, Layer]
+
+
+def ordered_pairs(layers: Sequence[Layer]) -> Iterator[Pair]:
+    """Every ordered pair that jax can run, a layer with itself among them, in the order of the layers."""
+    yield from ((outer, inner) for outer in layers for inner in layers if not impossible(Nesting((outer, inner))))
+
+
+def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
+    """Chains of at most ``longest`` layers, two or more, in which every pair of `ordered_pairs` is side by side once.
+
+    An idle layer (`Transform.idle`) does not change the compiled program, which is shared by all chains with the same other layers. So
+    idle layers are put between the two layers of a few pairs alone: those of a ring through the other layers, in which each has one
+    neighbour before it and one after it. The same layers give the same chains.
+    """
+    idle = [layer for layer in layers if layer.row.idle]
+    busy = [layer for layer in layers if not layer.row.idle]
+    ring = [pair for pair in zip(busy, [*busy[-1:], *busy[:-1]], strict=True) if not impossible(Nesting(pair))]
+    # A pair, and the chains with an idle layer in between, which compile to the program of the pair.
+    around = [chain for one, other in ring for chain in ((one, other), *((one, layer, other) for layer in idle))]
+    rings = [chain for chain in around if not impossible(Nesting(chain))] if longest > 2 and idle else []
+    in_rings = {pair for chain in rings for pair in pairwise(chain)}
+    left = [pair for pair in ordered_pairs(layers) if pair not in in_rings]
+    with_idle = [pair for pair in left if any(layer.row.idle for layer in pair)]
+    yield from _walk([pair for pair in left if pair not in with_idle], layers, longest)
+    yield from rings
+    yield from _walk(with_idle, layers, longest)
+
+
+def _walk(unwalked: Sequence[Pair], layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
+    """An Eulerian walk over the pairs, cut where a chain is full, and where jax cannot run it.
+
+    Each chain starts where the last one ended, and goes on to the layer that has most pairs left, so that few short chains remain.
+    """
+    unused = dict.fromkeys(unwalked)
+    rank = {layer: number for number, layer in enumerate(layers)}
+    end: Layer | None = None
+    while unused and longest > 1:
+        open_pairs = Counter(outer for outer, _ in unused)
+        fullest = min(open_pairs, key=lambda layer: (-open_pairs[layer], rank[layer]))
+        chain: Chain = (end if end in open_pairs else fullest,)  # type: ignore[assignment]
+        while len(chain) < longest and (step := _next(chain, unused, rank)) is not None:
+            del unused[chain[-1], step]
+            chain = (*chain, step)
+        end = chain[-1]
+        yield chain
+
+
+def _next(chain: Chain, unused: dict[Pair, None], rank: dict[Layer, int]) -> Layer | None:
+    open_pairs = Counter(outer for outer, _ in unused)
+    steps = [inner for outer, inner in unused if outer == chain[-1]]
+    steps = [inner for inner in steps if not impossible(Nesting((*chain, inner)))]
+    return min(steps, key=lambda layer: (-open_pairs[layer], rank[layer]), default=None)
+
+
+def cover_layers(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
+    """Chains of at most ``longest`` layers in which every layer occurs once."""
+    chain: Chain = ()
+    for layer in layers:
+        if len(chain) == longest or impossible(Nesting((*chain, layer))):
+            yield chain
+            chain = ()
+        chain = (*chain, layer)
+    if chain:
+        yield chain
+
+
+def parts(nesting: Nesting) -> Iterator[Nesting]:
+    """The nestings without some of the layers of a nesting, the plainest first; the nesting itself comes last."""
+    layers = nesting.layers
+    subsets = {
+        tuple(layer for number, layer in enumerate(layers) if mask >> number & 1) for mask in range(1, 2 ** len(layers))
+    }
+    nestings = (Nesting(subset, nesting.mode) for subset in subsets)
+    yield from sorted((part for part in nestings if not impossible(part)), key=lambda part: part.plainness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +184,7 @@ def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesti
         return
     yield Nesting((root, Layer(CALL_FIRST)))
     inner = [layer for layer in fitting if layer.transform != JIT]
-    cover = chains.cover_layers if settings.sweep == "short" else chains.cover_pairs
+    cover = cover_layers if settings.sweep == "short" else cover_pairs
     yield from (Nesting((root, *chain)) for chain in cover(inner, settings.max_depth))
     if {GRAD, REMAT} <= {*settings.transforms}:
         # Only under a gradient can a remat lower the peak: ``jit > grad`` without one inside, and with one.
@@ -114,7 +195,7 @@ def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesti
 def pairs(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
     """Every ordered pair of the plainest layers."""
     if settings.max_depth > 1:
-        yield from (Nesting(pair) for pair in chains.pairs(plainest_layers(settings, exclusions)))
+        yield from (Nesting(pair) for pair in ordered_pairs(plainest_layers(settings, exclusions)))
 
 
 def expected_to_fail(settings: Settings) -> Iterator[Nesting]:
@@ -133,13 +214,6 @@ def expected_to_fail(settings: Settings) -> Iterator[Nesting]:
                 yield nesting
 
 
-def first_stage(settings: Settings) -> Iterator[Nesting]:
-    """The nestings that follow the un-nested call: they show which layers fit."""
-    yield from probes(settings)
-    if settings.sweep != "probes":
-        yield from singles(settings)
-
-
 def second_stage(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
     """Nestings of several layers, made of the layers that fit."""
     if settings.sweep in ("short", "chains", "pairs"):
@@ -150,7 +224,8 @@ def second_stage(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting
 
 def sweep(settings: Settings, exclusions: Exclusions = Exclusions()) -> Iterator[Nesting]:
     """All that follows the un-nested call, each nesting once: nestings whose layers all fit, and those that are expected to fail."""
-    every = (*first_stage(settings), *second_stage(settings, exclusions))
+    alone = () if settings.sweep == "probes" else singles(settings)
+    every = (*probes(settings), *alone, *second_stage(settings, exclusions))
     allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
     yield from dict.fromkeys((*allowed, *expected_to_fail(settings)))
 

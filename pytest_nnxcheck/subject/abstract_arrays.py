@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck.compat import flax_modes, variables
-from pytest_nnxcheck.compat import sharding as meshes
+from pytest_nnxcheck.compat import arrays as meshes
+from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref
 from pytest_nnxcheck.core.errors import CheckError
 
@@ -46,15 +46,15 @@ def abstract_state(state: Any) -> Any:
     """
     mesh = meshes.active_mesh()
     if mesh is None:
-        return jax.tree.map(abstract_variable, state, is_leaf=variables.is_variable)
+        return jax.tree.map(abstract_variable, state, is_leaf=graph.is_variable)
     return jax.tree.map(abstract_leaf, state, meshes.annotated(state, mesh))
 
 
 def abstract_variable(leaf: Any) -> Any:
     """The abstract twin of a Variable. `nnx.eval_shape` drops that its array is a reference, and keeps the metadata that say so."""
-    if not variables.is_variable(leaf):
+    if not graph.is_variable(leaf):
         return leaf
-    in_ref = flax_modes.takes_refs() and variables.variable_metadata(leaf).get("ref") is True
+    in_ref = flax_modes.takes_refs() and graph.variable_metadata(leaf).get("ref") is True
     return jax.tree.map(functools.partial(abstract_leaf, in_ref=in_ref), leaf)
 
 

@@ -18,12 +18,12 @@ from unittest import mock
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import frames, graph, variables
+from pytest_nnxcheck.compat import frames, graph
 from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.jaxprs.captured import line_of
+from pytest_nnxcheck.jaxprs.call_program import line_of
 from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -31,7 +31,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 MARK = "nnxcheck_mark"
 """The name of a mark among the metadata of a Variable."""
 
-WATCHING = (__name__, variables.__name__)
+WATCHING = (__name__, graph.__name__)
 """The modules whose functions stand between a write and this one."""
 
 
@@ -93,7 +93,7 @@ class Watch:
     _patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
-        self._patches.enter_context(variables.writes_noted(self._note))
+        self._patches.enter_context(graph.writes_noted(self._note))
         self._patches.enter_context(mock.patch.object(nnx, "clone", self._meant(nnx.clone)))
         for module in (jax, nnx):
             shapes_of = mock.patch.object(module, jax.eval_shape.__name__, self._in_vain(module.eval_shape))
@@ -109,7 +109,7 @@ class Watch:
         for path, variable in graph.variables(module):
             if isinstance(variable, nnx.Variable):
                 mark = Mark(self.trace, id(variable), type(variable), tuple(path))
-                variables.set_metadata(variable, MARK, mark)
+                graph.set_metadata(variable, MARK, mark)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function of the call, with marks on the states among its arguments too: what it makes of them and of the module may be compared."""
@@ -117,17 +117,17 @@ class Watch:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             for variable in variables_in((args, kwargs)):
-                if MARK not in variables.variable_metadata(variable):
-                    variables.set_metadata(variable, MARK, Mark(self.trace))
+                if MARK not in graph.variable_metadata(variable):
+                    graph.set_metadata(variable, MARK, Mark(self.trace))
             output = function(*args, **kwargs)
-            marks = (variables.variable_metadata(variable).get(MARK) for variable in variables_in(output))
+            marks = (graph.variable_metadata(variable).get(MARK) for variable in variables_in(output))
             self.returned.update(mark.path for mark in marks if isinstance(mark, Mark) and mark.original)
             return output
 
         return call
 
     def _note(self, variable: Any) -> None:
-        mark = variables.variable_metadata(variable).get(MARK)
+        mark = graph.variable_metadata(variable).get(MARK)
         if self._paused or not isinstance(mark, Mark) or mark != Mark(self.trace):
             return
         is_copy = mark.original not in (0, id(variable)) and mark.kind is type(variable)
@@ -141,7 +141,7 @@ class Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             copy = clone(*args, **kwargs)
             for variable in variables_in(copy):
-                variables.set_metadata(variable, MARK, Mark(self.trace))
+                graph.set_metadata(variable, MARK, Mark(self.trace))
             return copy
 
         return call
@@ -162,11 +162,11 @@ class Watch:
 def variables_in(tree: Any) -> Iterator[Any]:
     """The Variables, and the states of Variables, in a tree."""
     try:
-        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: graph.is_graph_node(leaf) or variables.is_variable(leaf))
+        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: graph.is_graph_node(leaf) or graph.is_variable(leaf))
     except (TypeError, ValueError):  # no tree of jax: another part says so
         return
     for leaf in leaves:
-        if variables.is_variable(leaf):
+        if graph.is_variable(leaf):
             yield leaf
         elif graph.is_graph_node(leaf):
             yield from (variable for _, variable in graph.variables(leaf) if isinstance(variable, nnx.Variable))
@@ -227,7 +227,7 @@ def stale(traced: Any, state: Any, roots: Sequence[tuple[str, Any]]) -> tuple[Re
     held = {
         id(value): (tuple(path), variable)
         for path, variable in graph.variables(state)
-        if (value := variables.variable_value(variable)) is not None
+        if (value := graph.variable_value(variable)) is not None
     }
     found = [(const, *held[id(const)]) for const in flow.constants(traced) if id(const) in held]
     names = {id(node): name for name, node in reversed(walk(roots).nodes)} if found else {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes, graph, variables
+from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import is_array
 from pytest_nnxcheck.subject.subject import Subject, spell
 from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
@@ -27,7 +27,7 @@ def static_parts(subject: Subject) -> dict[str, Any]:
     metadata = {
         (*path, name): value
         for path, variable in graph.variables(subject.state)
-        for name, value in variables.variable_metadata(variable).items()
+        for name, value in graph.variable_metadata(variable).items()
     }
     parts = {**items, **attributes, **metadata}
     named = {subject.path(path): value for path, value in parts.items() if not is_upkeep(path[-1], value)}

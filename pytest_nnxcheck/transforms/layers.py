@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.compat import sharding
+from pytest_nnxcheck.compat import arrays
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Misfit
 
@@ -474,7 +474,7 @@ def on_mesh(tree: Any) -> Any:
 
 def shard_map_argument(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        return sharding.nnx_shard_map(f, mesh(), REPLICATED)(state, *inputs)
+        return arrays.nnx_shard_map(f, mesh(), REPLICATED)(state, *inputs)
 
     return layer
 
@@ -482,7 +482,7 @@ def shard_map_argument(f: Program, plan: Plan) -> Program:
 def shard_map_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         pure, changed, rest = functional(f, state, plan)
-        changed, out = sharding.shard_map(pure, mesh(), REPLICATED)(changed, rest, *inputs)
+        changed, out = arrays.shard_map(pure, mesh(), REPLICATED)(changed, rest, *inputs)
         nnx.update(state, changed)
         return out
 
@@ -491,14 +491,14 @@ def shard_map_functional(f: Program, plan: Plan) -> Program:
 
 def shard_map_closure(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        return sharding.nnx_shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
+        return arrays.nnx_shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
 
     return layer
 
 
 def shard_map_jax_closure(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        return sharding.shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
+        return arrays.shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
 
     return layer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import graph, variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import value_of
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import is_array, plain
@@ -87,9 +87,9 @@ def read(subject: Subject, state: Any) -> Facts:
     """The facts of a state."""
     leaves = {}
     for path, variable in graph.variables(state):
-        for key, value in jax.tree_util.tree_leaves_with_path(value_of(variables.variable_value(variable))):
+        for key, value in jax.tree_util.tree_leaves_with_path(value_of(graph.variable_value(variable))):
             name = subject.path(path) + jax.tree_util.keystr(key)
-            leaves[name] = Leaf(value, variables.variable_kind(variable))
+            leaves[name] = Leaf(value, graph.variable_kind(variable))
     attributes = {}
     for path, value in graph.attributes(state):
         name = subject.path(path)

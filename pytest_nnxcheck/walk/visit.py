@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.walk.raw_access import MISSING, Layout, class_name, layout
 from pytest_nnxcheck.walk.snapshot import Kind, Places
 
@@ -81,7 +81,7 @@ MOST_ITEMS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTracer:
     """One tracer and its holder."""
 
     path: str
@@ -109,7 +109,7 @@ class Classes:
         """The openers of an object; `None` for tracers, which are never opened."""
         cls = type(value)
         if id(cls) not in self._openers:
-            self._openers[id(cls)] = cls, None if variables.is_tracer(value) else self._openers_of(cls)
+            self._openers[id(cls)] = cls, None if graph.is_tracer(value) else self._openers_of(cls)
         return self._openers[id(cls)][1]
 
     def layout(self, cls: type) -> Layout:
@@ -126,7 +126,7 @@ class Visit:
         self.classes = classes
         self.most = MOST_OBJECTS if most is None else most
         # Nearest first, each once.
-        self.tracers: list[Found] = []
+        self.tracers: list[FoundTracer] = []
         # Arrays of jax and NumPy, with their paths.
         self.arrays: list[tuple[str, Any]] = []
         # Graph nodes and the user's classes of graph nodes, with their paths.
@@ -184,7 +184,7 @@ class Visit:
     def _open(self, value: Any, holder: str, name: Name) -> None:
         openers = self.classes.openers(value)
         if openers is None:
-            self.tracers.append(Found(str(name), value, holder, self.passing, name.keeper))
+            self.tracers.append(FoundTracer(str(name), value, holder, self.passing, name.keeper))
             return
         for opener in openers:
             try:

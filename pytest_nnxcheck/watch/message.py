@@ -12,9 +12,8 @@ from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
 from pytest_nnxcheck.invariants.tracers import CURES, PLAIN, TracerLeft
 from pytest_nnxcheck.reporting.memory_breakdown import formula
-from pytest_nnxcheck.watch.donation import UnusedBuffers
 from pytest_nnxcheck.watch.leftovers import Leftover
-from pytest_nnxcheck.watch.programs import WastefulProgram
+from pytest_nnxcheck.watch.programs import UnusedBuffers, WastefulProgram
 
 T = TypeVar("T")
 

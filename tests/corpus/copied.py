@@ -189,7 +189,7 @@ COPIED: dict[str, Twins] = {
     "cache": Twins(
         of(Decodes, jax.jit(forward), rows=1),
         of(Decodes, nnx.jit(forward), rows=1),
-        "model.rows, model.index keep",
+        "model.index, model.rows keep",
         MODULES_ARE_TREES,
     ),
     "step": Twins(training(jax.jit(trains)), training(nnx.jit(trains)), "model.kernel", MODULES_ARE_TREES),

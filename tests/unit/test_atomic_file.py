@@ -78,33 +78,3 @@ def test_folders_are_made_where_asked(tmp_path):
 def test_a_read_only_folder(tmp_path):
     tmp_path.chmod(0o555)
     assert atomic_file.unwritable(tmp_path / "x") == "Permission denied"
-
-
-def test_what_is_kept_comes_back_as_it_was_or_not_at_all(tmp_path):
-    path = tmp_path / "folder" / "kept"
-    assert atomic_file.kept(path) is None
-    atomic_file.keep(path, b"a\nb")
-    assert atomic_file.kept(path) == b"a\nb"
-    whole = path.read_bytes()
-    for damaged in (b"", whole[:-1], whole + b"c", b"0" + whole[1:], whole.replace(b"a", b"c")):
-        path.write_bytes(damaged)
-        assert atomic_file.kept(path) is None
-    atomic_file.keep(path, b"new")
-    assert atomic_file.kept(path) == b"new"
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
-@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to a folder"])
-def test_what_is_kept_takes_the_place_of_what_is_no_file(tmp_path, kind):
-    path = tmp_path / "kept"
-    if kind == "a pipe":
-        os.mkfifo(path)
-    else:
-        folder = path if kind == "a folder" else tmp_path / "there"
-        (folder / "inside").mkdir(parents=True)
-        if kind != "a folder":
-            path.symlink_to(folder)
-    assert atomic_file.kept(path) is None
-    atomic_file.keep(path, b"new")
-    assert atomic_file.kept(path) == b"new"
-    assert (tmp_path / "there" / "inside").is_dir() is (kind == "a link to a folder")

@@ -6,9 +6,10 @@ from itertools import pairwise, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
-from pytest_nnxcheck.runner import chains
+from pytest_nnxcheck import Layer, Nesting
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS, layer_names, styles_of
+from pytest_nnxcheck.core.nesting import impossible
+from pytest_nnxcheck.runner import strategies
 
 PLAINEST = [Layer(transform) for transform in (*TRANSFORMS, CALL_FIRST, *FURTHER)]
 EVERY = [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
@@ -29,16 +30,16 @@ def possible(layers):
 
 @given(SUBSETS, LONGEST)
 def test_every_pair_stands_side_by_side_once(layers, longest):
-    made = list(chains.cover_pairs(layers, longest))
+    made = list(strategies.cover_pairs(layers, longest))
     assert side_by_side(made) == dict.fromkeys(possible(layers), 1)
     assert all(2 <= len(chain) <= longest for chain in made)
     assert not any(impossible(Nesting(chain)) for chain in made)
-    assert made == list(chains.cover_pairs(list(layers), longest))
+    assert made == list(strategies.cover_pairs(list(layers), longest))
 
 
 @given(SUBSETS.filter(bool), LONGEST)
 def test_not_many_more_chains_than_pairs_need(layers, longest):
-    made = list(chains.cover_pairs(layers, longest))
+    made = list(strategies.cover_pairs(layers, longest))
     idle = sum(layer.transform in IDLE for layer in layers)
     # A ring has one chain for each of its pairs, and one for each idle layer in between; a chain of the rest is cut short only where its walk
     # ends: where jax runs everything, once for each layer at most.
@@ -49,7 +50,7 @@ def test_not_many_more_chains_than_pairs_need(layers, longest):
 
 @given(SUBSETS, st.integers(3, 4))
 def test_chains_with_an_idle_layer_share_few_programs(layers, longest):
-    made = list(chains.cover_pairs(layers, longest))
+    made = list(strategies.cover_pairs(layers, longest))
     compiled = {tuple(layer for layer in chain if layer.transform not in IDLE) for chain in made}
     without = {chain for chain in made if not any(layer.transform in IDLE for layer in chain)}
     if len(possible(layers)) == len(layers) ** 2:
@@ -58,37 +59,24 @@ def test_chains_with_an_idle_layer_share_few_programs(layers, longest):
 
 def test_what_jax_refuses_is_in_no_chain():
     loop, grad, remat = map(Layer, ("while_loop", "grad", "remat"))
-    made = list(chains.cover_pairs([loop, grad, remat], 4))
+    made = list(strategies.cover_pairs([loop, grad, remat], 4))
     assert {*side_by_side(made)} == {*product([loop, grad, remat], repeat=2)} - {(grad, loop), (grad, grad)}
     # Side by side each of two steps may be fine, and the whole may not.
     assert not any(grad in chain[: chain.index(loop)] for chain in made if loop in chain)
 
 
-def test_one_layer_is_no_chain_and_no_layers_make_none():
-    assert list(chains.cover_pairs(INNER, 0)) == list(chains.cover_pairs(INNER, 1)) == []
-    assert list(chains.cover_pairs([], 3)) == list(chains.cover_layers([], 3)) == list(chains.pairs([])) == []
-
-
 @given(SUBSETS, st.integers(1, 4))
 def test_short_chains_hold_each_layer_once(layers, longest):
-    made = list(chains.cover_layers(layers, longest))
+    made = list(strategies.cover_layers(layers, longest))
     assert [layer for chain in made for layer in chain] == layers
     assert all(0 < len(chain) <= longest for chain in made)
     assert not any(impossible(Nesting(chain)) for chain in made)
 
 
-@given(SUBSETS)
-def test_pairs_come_in_the_order_of_the_layers(layers):
-    made = list(chains.pairs(layers))
-    assert {*made} == possible(layers)
-    assert len(made) == len({*made})
-    assert made == sorted(made, key=lambda pair: [layers.index(layer) for layer in pair])
-
-
 @given(st.lists(st.sampled_from(EVERY), max_size=4), st.sampled_from(["current", "tree"]))
 def test_parts_are_what_is_left_of_a_nesting(layers, mode):
     whole = Nesting(tuple(layers), mode)
-    made = list(chains.parts(whole))
+    made = list(strategies.parts(whole))
     assert made == sorted({*made}, key=lambda part: part.plainness)
     assert whole in made or not layers or impossible(whole)
     for part in made:
@@ -99,12 +87,3 @@ def test_parts_are_what_is_left_of_a_nesting(layers, mode):
         assert not impossible(part)
     for layer in layers:
         assert Nesting((layer,), mode) in made
-
-
-def test_the_parts_of_a_chain():
-    texts = [str(part) for part in chains.parts(Nesting.parse("jit > scan > remat"))]
-    assert texts == ["jit", "remat", "scan", "jit > remat", "jit > scan", "scan > remat", "jit > scan > remat"]
-    again = [str(part) for part in chains.parts(Nesting.parse("tree: jit > scan[closure] > jit"))]
-    assert again[:3] == ["tree: jit", "tree: scan[closure]", "tree: jit > jit"]
-    assert again[-1] == "tree: jit > scan[closure] > jit"
-    assert STYLES.index("closure") > 0  # a plainer style comes first among as many layers

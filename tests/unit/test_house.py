@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 
 import pytest_nnxcheck
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import CATALOGUE, INVARIANT_ROWS, ROWS, STYLES
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.transforms.compose import layer_function
 
 ROOT = Path(__file__).parents[2]

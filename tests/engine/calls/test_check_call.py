@@ -13,14 +13,13 @@ from checking import broken, call, flat, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.checks import check_call as checking_call
 from pytest_nnxcheck.checks.check_call import check_call
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.engine import ran
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.subject.profile import profile
 from pytest_nnxcheck.subject.subject import identifiers
 

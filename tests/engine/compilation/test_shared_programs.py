@@ -9,11 +9,11 @@ from checking import call
 from flax import nnx
 from healthy import assign
 
+from pytest_nnxcheck import Layer
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms
 from pytest_nnxcheck.core.catalogue import TRANSFORMS
-from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.runner import chains
+from pytest_nnxcheck.runner import strategies
 
 X = jnp.ones((2, 4))
 
@@ -86,10 +86,10 @@ class Average(nnx.Module):
 def test_a_chain_with_an_idle_layer_is_the_program_of_its_other_one():
     example = Example()
     inner = [Layer(transform) for transform in TRANSFORMS if transform != "jit"]
-    beside_idle = [chain for chain in chains.cover_pairs(inner, 3) if any(layer.row.idle for layer in chain)]
+    beside_idle = [chain for chain in strategies.cover_pairs(inner, 3) if any(layer.row.idle for layer in chain)]
     for chain in beside_idle:
         nesting = " > ".join(map(str, ("jit", *chain)))
         assert call(Average(), X, nesting=nesting, example=example).outcome.verdict == "held"
     assert len(beside_idle) == 8
     # Of a jit, with a scan, with a vmap and with a while_loop, and the un-nested one that they are held against.
-    assert len(example.memo.shared_programs.known) <= 5
+    assert len(example.memo.shared_programs.known.values) <= 5

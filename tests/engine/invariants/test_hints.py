@@ -19,16 +19,15 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 
-from pytest_nnxcheck import check, register_transform
+from pytest_nnxcheck import Nesting, Outcome, Report, Violation, check, register_transform
 from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import ValueAsked, captured_by
-from pytest_nnxcheck.core.outcome import Outcome, Violation
+from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.tracers import TracerLeft
 from pytest_nnxcheck.reporting import violations
-from pytest_nnxcheck.reporting.report import Report
-from pytest_nnxcheck.runner import neighbours
+from pytest_nnxcheck.runner import conclude
+from pytest_nnxcheck.runner.strategies import Exclusions
 
 DATA = FLAX >= (0, 12)
 LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
@@ -134,10 +133,15 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
     violation = Violation("tracers", findings=(TracerLeft(leak.path, leak=leak),))
     outcome = violations.worded(Outcome(nesting, "violated", (violation,)))
     assert outcome.violations[0].hint == hint
-    around = neighbours.Around(holds=(), tried=2, way=(), handed=False)
-    assert neighbours.explain(outcome, around).violations[0].hint == ""
-    assert neighbours.explain(outcome, replace(around, handed=True)).violations[0].hint == hint
-    assert neighbours.explain(outcome, replace(around, handed=None)).violations[0].hint == hint
+
+    def hint_where(neighbour: Outcome | None) -> str:
+        tried = conclude.explain(
+            outcome, Settings(), Exclusions(), lambda near, _: neighbour and replace(neighbour, nesting=near)
+        )
+        return tried.violations[0].hint
+
+    assert hint_where(outcome) == ""
+    assert hint_where(replace(outcome, verdict="held", violations=())) == hint
 
 
 # --- memory

@@ -13,8 +13,7 @@ from flax import nnx
 from healthy import BATCH, HEALTHY, WIDTH, node_list, numbers, rngs
 
 from pytest_nnxcheck.core.notes import texts
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 
 NUMBERS = itertools.count()
 
@@ -142,7 +141,7 @@ def test_an_optimizer_whose_transformation_is_made_anew_is_named_by_its_function
         return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     def told(make_tx):
-        memo, texts = Memo(), []
+        memo, said = Memo(), []
         for nesting in ("un-nested", "jit"):
             with Example(memo) as example:
                 found = call(
@@ -153,8 +152,8 @@ def test_an_optimizer_whose_transformation_is_made_anew_is_named_by_its_function
                     invariants="recompilation",
                     example=example,
                 )
-            texts += texts(found.facts.notes)
-        return texts
+            said += texts(found.facts.notes)
+        return said
 
     (text,) = told(lambda: optax.adam(1e-3))
     assert "optimizer.tx.init (optax." in text

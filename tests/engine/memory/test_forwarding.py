@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.jaxprs import forwarding
+from pytest_nnxcheck.jaxprs import copies
 
 LEAVES = 3
 
@@ -87,7 +87,7 @@ programs = st.recursive(
 def test_the_forwarded_program_computes_the_same(steps):
     leaves = [jnp.arange(8, dtype=jnp.int32).reshape(4, 2) + 10 * number for number in range(LEAVES)]
     closed = jax.make_jaxpr(applied(steps))(*leaves)
-    plain = forwarding.forwarded(closed)
+    plain = copies.forwarded(closed)
     want, have = (jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr))(*leaves) for jaxpr in (closed, plain))
     for one, other in zip(want, have, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -98,18 +98,18 @@ def test_a_leaf_that_is_handed_through_comes_from_where_it_came_from(wrapper):
     leaves = [jnp.ones((4, 2), jnp.int32)] * LEAVES
     # jax itself leaves out what a body hands on as it is, and not what a remat in it does.
     closed = jax.make_jaxpr(wrapper(jax.checkpoint(applied([("change", 1, 0)]))))(*leaves)
-    jaxpr = staging.open_jaxpr(forwarding.forwarded(closed))
+    jaxpr = staging.open_jaxpr(copies.forwarded(closed))
     assert [var is jaxpr.invars[number] for number, var in enumerate(jaxpr.outvars)] == [True, False, True]
-    assert forwarding.handed_inputs(staging.open_jaxpr(closed)) == {0, 2}
+    assert copies.handed_inputs(staging.open_jaxpr(closed)) == {0, 2}
     # A call is inlined: what it hands through costs nothing.
-    assert forwarding.handed_bytes(closed) == (0 if wrapper in (jax.jit, jax.checkpoint) else 2 * 4 * 2 * 4)
+    assert copies.handed_bytes(closed) == (0 if wrapper in (jax.jit, jax.checkpoint) else 2 * 4 * 2 * 4)
 
 
 def test_the_order_of_a_barrier_stays():
     leaves = [jnp.ones((4, 2), jnp.int32)] * LEAVES
-    jaxpr = staging.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(behind_barrier(applied([])))(*leaves)))
+    jaxpr = staging.open_jaxpr(copies.forwarded(jax.make_jaxpr(behind_barrier(applied([])))(*leaves)))
     assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["optimization_barrier"]
-    inside = staging.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(jax.jit(behind_barrier(applied([]))))(*leaves)))
+    inside = staging.open_jaxpr(copies.forwarded(jax.make_jaxpr(jax.jit(behind_barrier(applied([]))))(*leaves)))
     assert [var in inside.invars for var in inside.outvars] == [False] * LEAVES
 
 
@@ -149,7 +149,7 @@ CHANGED = {
 def test_an_array_that_gets_its_own_slice_back_is_the_array_and_any_other_is_not(case):
     array, row = jnp.arange(12.0).reshape(4, 3), jnp.uint32(0)
     closed = jax.make_jaxpr((PUT_BACK | CHANGED)[case])(array, row)
-    plain = forwarding.forwarded(closed)
+    plain = copies.forwarded(closed)
     want, have = (jax.extend.core.jaxpr_as_fun(jaxpr)(array, row) for jaxpr in (closed, plain))
     np.testing.assert_array_equal(want, have)
     opened = staging.open_jaxpr(plain)
@@ -166,11 +166,11 @@ def test_a_long_program_is_forwarded_in_no_time():
 
     closed = jax.make_jaxpr(program)(jnp.ones((4, 3)), jnp.ones((1, 3)))
     before = time.perf_counter()
-    assert len(staging.open_jaxpr(forwarding.forwarded(closed)).eqns) == 10_001
+    assert len(staging.open_jaxpr(copies.forwarded(closed)).eqns) == 10_001
     assert time.perf_counter() - before < 3  # 0.05 s; a comparison with all others took 7 s
 
 
 def test_inputs_that_come_out_more_than_once_are_counted():
     closed = jax.make_jaxpr(lambda w, x: (w, x + 1, w, w))(jnp.ones(2), jnp.ones(2))
-    assert forwarding.returned_twice(closed, frozenset({0, 1})) == [0, 0]
-    assert forwarding.returned_twice(closed, frozenset({1})) == []
+    assert copies.returned_twice(closed, frozenset({0, 1})) == [0, 0]
+    assert copies.returned_twice(closed, frozenset({1})) == []

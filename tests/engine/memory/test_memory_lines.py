@@ -15,7 +15,7 @@ from jax import lax
 from memory_evidence import KiB, line, rows, told
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.jaxprs.captured import captured
+from pytest_nnxcheck.jaxprs.call_program import captured
 from pytest_nnxcheck.reporting import memory_breakdown
 
 # Lines

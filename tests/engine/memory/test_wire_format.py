@@ -9,9 +9,9 @@ from compiling import P, X, compile_, memory_of, stacked_again
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.xla import buffers, hlo, origins, protobuf
+from pytest_nnxcheck.xla import buffers, hlo
 from pytest_nnxcheck.xla.buffers import read
 
 # The wire format
@@ -43,13 +43,13 @@ def test_fields_are_read_as_they_were_written(written):
     expected = {}
     for number, value in written:
         expected.setdefault(number, []).append(value)
-    assert protobuf.fields(b"".join(field(number, value) for number, value in written)) == expected
+    assert hlo.fields(b"".join(field(number, value) for number, value in written)) == expected
 
 
 @given(st.lists(NUMBERS), st.lists(NUMBERS))
 def test_repeated_numbers_are_read_packed_or_not(packed, single):
     data = field(7, b"".join(map(encoded, packed))) + b"".join(field(7, value) for value in single)
-    assert protobuf.numbers(protobuf.fields(data), 7) == (*packed, *single)
+    assert hlo.numbers(hlo.fields(data), 7) == (*packed, *single)
 
 
 @given(st.binary(max_size=60))
@@ -59,8 +59,8 @@ def test_repeated_numbers_are_read_packed_or_not(packed, single):
 @example(b"\x0b\x00")
 def test_garbage_is_a_message_or_malformed(data):
     try:
-        found = protobuf.fields(data)
-    except protobuf.MalformedProto:
+        found = hlo.fields(data)
+    except hlo.MalformedProto:
         return
     assert sum(map(len, found.values())) <= len(data)
 
@@ -97,7 +97,7 @@ def protos():
     real = compile_(stacked_again, P, X)
     assignment, wrapped = staging.serialized_buffer_assignment(real.memory_analysis())
     if wrapped:
-        assignment = bytes(protobuf.raw(protobuf.fields(assignment), 3))
+        assignment = bytes(hlo.raw(hlo.fields(assignment), 3))
     return assignment, staging.serialized_hlo_module(real)
 
 
@@ -152,7 +152,7 @@ def test_an_instruction_made_of_itself_ends(opcode):
     module = module_of(
         instruction(1, "parameter", parameter=3), instruction(2, opcode, operands=(2, 1), called=(1,)), root=2
     )
-    assert origins.origin(module, (2, ())).parameters <= {3}
+    assert buffers.origin(module, (2, ())).parameters <= {3}
     assert module.operation(module.instructions[2]) == opcode
     assert buffers._defined(module, (2, ()))[0] == 2
 
@@ -160,7 +160,7 @@ def test_an_instruction_made_of_itself_ends(opcode):
 def test_a_chain_of_copies_ends_at_its_parameter():
     chain = [instruction(n, "copy", operands=(n - 1,)) for n in range(2, 5000)]
     module = module_of(instruction(1, "parameter", parameter=3), *chain, root=4999)
-    found = origins.origin(module, (4999, ()))
+    found = buffers.origin(module, (4999, ()))
     assert (found.parameters, found.copied) == ({3}, True)
 
 
@@ -181,4 +181,4 @@ def test_a_copy_goes_through_wider_floats_and_back(of_parameter, between, copied
         instruction(3, "convert", operands=(2,), dtype=of_parameter),
         root=3,
     )
-    assert origins.origin(module, (3, ())).copied == copied
+    assert buffers.origin(module, (3, ())).copied == copied

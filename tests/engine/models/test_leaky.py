@@ -9,8 +9,7 @@ from flax import nnx
 from healthy import FLAX, numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
 
-from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck import Layer, check
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.compose import Guards

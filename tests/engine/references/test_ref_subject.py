@@ -11,11 +11,10 @@ from flax import nnx
 from healthy import numbers, rngs
 from references import call, in_refs, needs_refs
 
+from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat.arrays import value_of
-from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.walk import open_data
+from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.walk import openers
 from pytest_nnxcheck.walk.walk import walk
 
 pytestmark = needs_refs
@@ -197,7 +196,7 @@ def test_a_second_call_starts_from_what_the_nesting_made_of_a_reference_in_a_glo
 
 def test_a_walk_copies_a_reference_once_and_what_looks_for_changes_copies_none(monkeypatch):
     copies = []
-    monkeypatch.setattr(open_data, "value_of", lambda ref: copies.append(ref) or value_of(ref))
+    monkeypatch.setattr(openers, "value_of", lambda ref: copies.append(ref) or value_of(ref))
     ref, array = jax.new_ref(jnp.zeros(())), jnp.zeros(())
     earlier = walk([("ref", ref), ("array", array)])
     ref[...] = 1.0

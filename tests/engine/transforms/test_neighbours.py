@@ -14,18 +14,15 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from hypothesis import given
 
-from pytest_nnxcheck import assert_invariants, check
-from pytest_nnxcheck.core.errors import InvariantViolation
+from pytest_nnxcheck import InvariantViolation, Nesting, Outcome, Violation, assert_invariants, check
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.nesting import Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.core.notes import MergedVariables
-from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine import causes
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.runner import neighbours, strategies
+from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.runner import conclude, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 from pytest_nnxcheck.subject.subject import bind
 
@@ -51,7 +48,7 @@ def outcomes(**verdicts: str):
 
 def test_the_neighbours_are_each_layer_in_another_style_or_taken_away():
     few = merge({"styles": ("argument", "functional")})
-    found = neighbours.neighbours(Nesting.parse("jit > scan[closure]"), few, OPEN)
+    found = conclude.neighbours(Nesting.parse("jit > scan[closure]"), few, OPEN)
     assert found == parsed(
         "jit", "scan[closure]", "jit > scan", "jit > scan[functional]", "jit[functional] > scan[closure]"
     )
@@ -59,19 +56,19 @@ def test_the_neighbours_are_each_layer_in_another_style_or_taken_away():
 
 def test_what_flax_refused_and_what_cannot_run_is_no_neighbour():
     refused = Exclusions(refused=frozenset({"closure", "jax_closure"}))
-    found = neighbours.neighbours(Nesting.parse("grad > scan"), EVERY, refused)
+    found = conclude.neighbours(Nesting.parse("grad > scan"), EVERY, refused)
     assert found
     assert not any(layer.captures for near in found for layer in near.layers)
     assert not [
-        near for near in neighbours.neighbours(Nesting.parse("jit > while_loop"), EVERY, OPEN) if impossible(near)
+        near for near in conclude.neighbours(Nesting.parse("jit > while_loop"), EVERY, OPEN) if impossible(near)
     ]
     adding = replace(refused, adds_state=True)
-    assert neighbours.neighbours(Nesting.parse("scan[functional]"), EVERY, adding) == ()
+    assert conclude.neighbours(Nesting.parse("scan[functional]"), EVERY, adding) == ()
 
 
 @given(strategies.nestings(EVERY, lambda _: OPEN))
 def test_a_neighbour_differs_in_one_layer(nesting):
-    for neighbour in neighbours.neighbours(nesting, EVERY, OPEN):
+    for neighbour in conclude.neighbours(nesting, EVERY, OPEN):
         fewer = len(nesting) - len(neighbour)
         same = sum(one == other for one, other in zip(nesting.layers, neighbour.layers, strict=False))
         assert neighbour != nesting
@@ -81,8 +78,8 @@ def test_a_neighbour_differs_in_one_layer(nesting):
 def test_the_way_ends_at_the_first_that_fails():
     try_out, asked = outcomes(**{"un-nested": "held", "remat": "failed", "scan__remat": "held"})
     broken_one = Outcome(Nesting.parse("scan > remat"), "violated", (Violation("tracers", "tracers remain"),))
-    around = neighbours.look_around(broken_one, merge({"styles": ("argument",)}), OPEN, try_out)
-    assert [(str(step), verdict) for step, verdict in around.way] == [("un-nested", "held"), ("remat", "failed")]
+    explained = conclude.explain(broken_one, merge({"styles": ("argument",)}), OPEN, try_out).explained
+    assert explained == (("steps", "un-nested passes, remat raises"),)
     assert Nesting.parse("un-nested") in asked
 
 
@@ -91,22 +88,17 @@ def test_a_memory_violation_is_answered_only_by_what_was_measured():
         return Outcome(near, "held", peak=10 if near.layers and near.layers[0].transform == "jit" else None)
 
     over = Outcome(Nesting.parse("jit > scan"), "violated", (Violation("memory", "over the budget"),), peak=30)
-    around = neighbours.look_around(over, merge({"styles": ("argument",)}), OPEN, try_out)
-    assert Nesting.parse("scan") not in around.holds
-    assert Nesting.parse("jit") in around.holds
-    assert around.tried == len(around.holds)
+    explained = conclude.explain(over, merge({"styles": ("argument",)}), OPEN, try_out).explained
+    assert explained[0] == ("passes", "jit, jit > scan[functional], jit[functional] > scan   (of 3 similar nestings)")
 
 
 def test_the_rows():
     violated = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain"),))
-    around = neighbours.Around(
-        parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated"))
-    )
-    assert neighbours.explain(violated, around).explained == (
-        ("passes", "jit, jit[functional]   (of 5 similar nestings)"),
+    try_out, _ = outcomes(**{"un-nested": "held", "jit": "held", "jit[functional]": "held"})
+    assert conclude.explain(violated, EVERY, OPEN, try_out).explained == (
+        ("passes", "jit, jit[functional]   (of 3 similar nestings)"),
         ("steps", "un-nested passes, jit[closure] fails"),
     )
-    assert neighbours.explain(violated, neighbours.Around((), 5, ())).explained == ()
 
 
 def test_a_donation_is_tried_only_where_an_input_can_be_reused():
@@ -123,15 +115,13 @@ def test_a_donation_is_tried_only_where_an_input_can_be_reused():
         peak=16,
         evidence=Evidence(reusable=("x", "cache['k']", "cache['v']")),
     )
-    around = neighbours.look_around(over, EVERY, OPEN, try_out)
-    assert around.donated == ("state,x,cache", 8)
-    hint = neighbours.explain(over, around).explained[0]
+    hint = conclude.explain(over, EVERY, OPEN, try_out).explained[0]
     assert hint[0] == "hint"
     assert hint[1].startswith(
         "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B"
     )
     asked.clear()
-    neighbours.look_around(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
+    conclude.explain(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
     assert "state,x,cache" not in asked
 
 
@@ -304,7 +294,7 @@ def test_a_neighbour_mends_what_broke_whatever_else_breaks_there():
         verdict = "violated" if invariants else "held"
         return Outcome(Nesting.parse("jit"), verdict, tuple(Violation(name) for name in invariants))
 
-    assert neighbours.mends(breaks("tracers"), breaks("memory"))
-    assert neighbours.mends(breaks("tracers"), breaks())
-    assert not neighbours.mends(breaks("tracers"), breaks("tracers", "memory"))
-    assert not neighbours.mends(breaks("tracers"), None)
+    assert conclude.mends(breaks("tracers"), breaks("memory"))
+    assert conclude.mends(breaks("tracers"), breaks())
+    assert not conclude.mends(breaks("tracers"), breaks("tracers", "memory"))
+    assert not conclude.mends(breaks("tracers"), None)

@@ -29,7 +29,7 @@ from kept_tracers import (
     whole,
 )
 
-from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.walk.walk import walk
 
 
@@ -141,12 +141,12 @@ class CountsThenKeeps(nnx.Param):  # type: ignore[misc]  # flax is untyped on so
 def test_value_of_a_variable_is_named_as_the_variable(kept: Keep) -> None:
     box = Box()
     box.w = CountsThenKeeps(jnp.zeros(3))
-    model = Boxed(None, lambda _, y: variables.set_variable_value(box.w, y), kept)
+    model = Boxed(None, lambda _, y: graph.set_variable_value(box.w, y), kept)
     before = walk([("box", box)])
     jit_call(model)
     assert found_in(("box", box)) == ([("box.w", "CountsThenKeeps")] if kept is whole else [])
     before.places.restore()
-    np.testing.assert_array_equal(variables.variable_value(box.w), jnp.zeros(3))
+    np.testing.assert_array_equal(graph.variable_value(box.w), jnp.zeros(3))
 
 
 def set_metadata(variable: Any, norm: Any) -> None:

@@ -13,7 +13,7 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.compat import graph, variables
+from pytest_nnxcheck.compat import graph
 
 X = numbers((3, 4))
 ERROR = flax.errors.TraceContextError
@@ -35,7 +35,7 @@ def smuggled(how):
     how(lambda: kept.append(nnx.BatchNorm(4, rngs=nnx.Rngs(0))))()
     fresh = dict(graph.raw_leaves(nnx.BatchNorm(4, rngs=nnx.Rngs(0))))
     for path, variable in graph.variables(kept[0]):
-        variables.set_variable_value(variable, fresh[path])
+        graph.set_variable_value(variable, fresh[path])
     return Built(kept[0])
 
 

@@ -13,7 +13,7 @@ import pytest
 from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
-from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck import Layer
 from pytest_nnxcheck.invariants.advice import MemoryWasted
 from pytest_nnxcheck.invariants.tracers import StateTouched
 from pytest_nnxcheck.invariants.updates import WriteLost

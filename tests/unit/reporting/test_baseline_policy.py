@@ -5,13 +5,13 @@ from fractions import Fraction
 
 import pytest
 
+from pytest_nnxcheck import Report
 from pytest_nnxcheck.core.facts import Evidence, Stamp
 from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
 from pytest_nnxcheck.reporting.baseline_comparison import Measured, Refused, Request, Result, summary
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, TargetPeak
-from pytest_nnxcheck.reporting.report import Report
 
 OLD = Stamp("0.5.3", "0.5.3", "0.10.2", "cpu", "cpu")
 NEW = Stamp("0.6.2", "0.6.1", "0.10.7", "cpu", "cpu")

@@ -9,8 +9,8 @@ import documents
 import pytest
 from hypothesis import given
 
+from pytest_nnxcheck import Violation
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.reporting.pages import html_nesting, html_page
 from pytest_nnxcheck.reporting.records import plain

@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
+from pytest_nnxcheck import Layer, Nesting, Outcome, Violation
 from pytest_nnxcheck.core.facts import ArrayType, Leak
-from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
+from pytest_nnxcheck.core.nesting import Misfit, MisfitKind
 from pytest_nnxcheck.core.notes import FACTS, CapturedBy, CapturedNode, FactKind, captured_by
-from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.peak import Bound, Figures, Split
 from pytest_nnxcheck.invariants.advice import HeldTwice, MemoryWasted
 from pytest_nnxcheck.invariants.donation import LostBuffer, ViewedBuffer

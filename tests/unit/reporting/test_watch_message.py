@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nnxcheck.compat import compile_events
+from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
-from pytest_nnxcheck.watch import donation, roots
-from pytest_nnxcheck.watch.donation import UnusedBuffers
+from pytest_nnxcheck.watch import leftovers, programs
 from pytest_nnxcheck.watch.leftovers import Look, Reported
 from pytest_nnxcheck.watch.message import LeftBehind, headline, message, summary
+from pytest_nnxcheck.watch.programs import UnusedBuffers
 
 LEAK = Leak("model.last", "Param", "DynamicJaxprTracer", "float32[3]", "model.py:8 (forward)", layer="")
 TRACER = TracerLeft("model.last", leak=LEAK)
@@ -60,10 +60,10 @@ def test_a_donated_leaf_is_named_where_its_type_tells_it(unused, shown, row):
 
 @pytest.mark.parametrize("warns", [True, False])
 def test_of_one_type_what_says_more_is_told_and_of_others_what_jax_warned_of(monkeypatch, warns):
-    monkeypatch.setattr(compile_events, "warns_of_widened", lambda: warns)
+    monkeypatch.setattr(compile_cache, "warns_of_widened", lambda: warns)
     plain, other = UnusedBuffers("bfloat16[4]", 1, ("m.a",), "a.py:1"), UnusedBuffers("float32[4]", 1, (), "a.py:1")
     wider, unwarned = replace(plain, new="float32"), replace(plain, type="bfloat16[8]", new="float32")
-    assert donation.merged([plain, other], [wider, unwarned]) == (other, wider, *([] if warns else [unwarned]))
+    assert programs.merged([plain, other], [wider, unwarned]) == (other, wider, *([] if warns else [unwarned]))
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_of_one_type_what_says_more_is_told_and_of_others_what_jax_warned_of(mon
     ],
 )
 def test_the_types_of_a_warning_are_read_as_every_jax_writes_them(text, types):
-    assert donation.types_in(f"Some donated buffers were not usable: {text}") == types
+    assert programs.types_in(f"Some donated buffers were not usable: {text}") == types
 
 
 def test_a_warning_is_noted_and_goes_on_to_who_listened_before():
     weights = object()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        with donation.noted() as unused:
+        with programs.noted() as unused:
             warnings.warn("Some donated buffers were not usable: float32[3].", stacklevel=1)
             warnings.warn("another", stacklevel=1)
         warnings.warn("Some donated buffers were not usable: float32[4].", stacklevel=1)
@@ -92,7 +92,7 @@ def test_a_warning_is_noted_and_goes_on_to_who_listened_before():
 
 
 def test_a_warning_that_the_test_expects_is_its_own_business():
-    with donation.noted() as unused, pytest.warns(UserWarning, match="donated"):
+    with programs.noted() as unused, pytest.warns(UserWarning, match="donated"):
         warnings.warn("Some donated buffers were not usable: float32[3].", stacklevel=1)
     assert unused == []
 
@@ -131,11 +131,11 @@ class Suite:
 def test_the_roots_of_a_method_are_its_instance_and_the_helpers_that_it_names():
     suite = Suite()
     suite.model = {}
-    names = [name for name, _ in roots.of_test(Suite.test_it, suite, [("fixture", [])])]
+    names = [name for name, _ in leftovers.of_test(Suite.test_it, suite, [("fixture", [])])]
     assert {"fixture", "self.model", "Suite.shared", "Suite.helper", "test_it"} <= {*names}
     assert "Suite.other" not in names
-    assert roots.of_other_tests(suite) == (suite, Suite)
-    assert roots.of_other_tests(None) == ()
+    assert leftovers.of_other_tests(suite) == (suite, Suite)
+    assert leftovers.of_other_tests(None) == ()
 
 
 def test_the_function_that_a_decorator_wraps_is_looked_at_too():
@@ -146,8 +146,8 @@ def test_the_function_that_a_decorator_wraps_is_looked_at_too():
         return inner()
 
     outer.__wrapped__ = inner
-    assert roots.bodies(outer) == (outer, inner)
-    assert roots.bodies(len) == ()
+    assert leftovers.bodies(outer) == (outer, inner)
+    assert leftovers.bodies(len) == ()
 
 
 @pytest.mark.parametrize(
