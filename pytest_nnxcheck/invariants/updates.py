@@ -74,10 +74,8 @@ class WriteLost(Finding):
 
     def cure(self) -> str:
         transform = self.write.transform
-        twin, model = (
-            TWINS.get(transform, transform.replace("lax.", "").replace("jax", "nnx")),
-            re.match(r"\w*", self.path)[0],
-        )  # type: ignore[index]
+        twin = TWINS.get(transform, transform.replace("lax.", "").replace("jax", "nnx"))
+        model = re.split(r"[.\[]", self.path)[0]
         handed = f"return nnx.state(copy), and nnx.update({model}, state) with it"
         if twin and hasattr(nnx, twin.removeprefix("nnx.")):
             called = f"(f)({model}, x)" if twin == "nnx.jit" else ""

@@ -144,5 +144,5 @@ def test_reports_hold_it(hand_in, pytester):
     jsonschema.validate(document, schema)
     broken = [each for each in document["nestings"] if each["violations"]]
     assert [(each["nesting"], each["violations"][0]["invariant"]) for each in broken] == [("scan", "mine")]
-    assert document["tests"][0]["settings"]["invariants"] == "tracers,memory,donation,mine"
+    assert document["tests"][0]["settings"]["invariants"] == "tracers,updates,memory,donation,mine"
     assert all("mine" in (pytester.path / name).read_text() for name in ("out.html", "out.md"))
