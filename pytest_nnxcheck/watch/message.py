@@ -23,7 +23,7 @@ KINDS: dict[type[Finding], tuple[str, str, str]] = {
     ProgramOverBudget: ("budget", "", "compiled programs over the budget"),
     ProgramCopies: ("copies", "copied by a program: ", "compiled programs that copy the state"),
 }
-"""Of each kind of finding its name, and the words for it in the headline of a test and in the last line of a run."""
+"""The name of each kind of finding, and the words for it in the headline of a test and in the last line of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class LeftBehind:
     """The findings of one test."""
 
     before: tuple[Finding, ...] = ()
-    """Those that were there before its call."""
+    """Findings that were there before its call."""
     added: tuple[Finding, ...] = ()
-    """Those that its call added."""
+    """Findings that its call added."""
 
     def __bool__(self) -> bool:
         return bool(self.before or self.added)
@@ -73,7 +73,7 @@ def _rows(left: LeftBehind) -> Iterator[Row]:
 
 
 def _told(findings: Sequence[Finding]) -> Iterator[Row]:
-    """The rows of findings, kind by kind: the first of each, a count of the others, and what is said once for all of them."""
+    """The rows of findings, kind by kind: the first of each, a count of the others, then last rows and hints, each once."""
     for kind in KINDS:
         found = [finding for finding in findings if type(finding) is kind]
         shown = found[: kind.SHOWN]
