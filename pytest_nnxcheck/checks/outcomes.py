@@ -25,8 +25,7 @@ from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement
 from pytest_nnxcheck.subject.profile import in_arrays_alone
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
-from pytest_nnxcheck.values.differences import alike
-from pytest_nnxcheck.values.effects import UNCHANGED
+from pytest_nnxcheck.values.effects import UNCHANGED, alike
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -29,10 +29,8 @@ from pytest_nnxcheck.core.text import Row, beginning, format_bytes, some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.reporting.memory_breakdown import listed
-from pytest_nnxcheck.subject.profile import Profile, StateUse
-from pytest_nnxcheck.subject.subject import Nodes, Subject
-from pytest_nnxcheck.subject.traced_again import plain
-from pytest_nnxcheck.subject.use_of_state import common, keys, successors
+from pytest_nnxcheck.subject.profile import Profile, StateUse, common, keys, successors
+from pytest_nnxcheck.subject.subject import Nodes, Subject, plain
 
 # --- the pieces: bytes a device, and the user's line, empty where there is none
 

@@ -20,8 +20,7 @@ from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import Reference, Start, effect_against
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.values.differences import TIMES, Difference, Nudged, differences, distance, scalars
-from pytest_nnxcheck.values.effects import Effect
+from pytest_nnxcheck.values.effects import TIMES, Difference, Effect, Nudged, differences, distance, scalars
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

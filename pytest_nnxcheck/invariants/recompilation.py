@@ -20,9 +20,8 @@ from pytest_nnxcheck.core.outcome import Finding, Words, uncounted
 from pytest_nnxcheck.core.text import Row, beginning, near
 from pytest_nnxcheck.engine.observe import traced_again
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.subject.subject import Subject, on_arrays
-from pytest_nnxcheck.subject.traced_again import plain, short
-from pytest_nnxcheck.walk.fingerprint import equal
+from pytest_nnxcheck.subject.subject import Subject, on_arrays, plain
+from pytest_nnxcheck.walk.fingerprint import equal, short
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
