@@ -128,7 +128,7 @@ class Comparison:
         return differences(self.reference.wanted, got, nudged, drawn=self.drawn, state_only=state_only)
 
     def judged(self, got: Effect, nudged: Nudged = ()) -> Found:
-        """Those of what every layer promises."""
+        """The differences in what every layer promises."""
         return tuple(filter(self.promises, self.every(got, nudged)))
 
     def beyond_nudge(self, got: Effect, every: Found) -> Found:

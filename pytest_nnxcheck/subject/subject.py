@@ -224,11 +224,11 @@ def function_name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def plain(function: Any) -> Any:
+def users_function(function: Any) -> Any:
     """The function that the user wrote, without the transforms and partials around it."""
     inner = inspect.unwrap(function) if callable(function) else function
     inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__func__", inner)
-    return inner if inner is function else plain(inner)
+    return inner if inner is function else users_function(inner)
 
 
 def is_plain(output: Any) -> bool:
