@@ -8,10 +8,9 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import models
+from checking import line, models
 from flax import nnx
 from healthy import HEALTHY
-from memory_evidence import line
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.peak import Buffer

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
-from checking import broken, call, text
+from checking import Example, broken, call, text
 from flax import nnx
 from healthy import assign, numbers, rngs
 from rewritten_leaves import CHANGES, Codebook
 
 from pytest_nnxcheck.core.text import format_bytes
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.xla import buffers
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]

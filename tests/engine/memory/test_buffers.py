@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import source
+from checking import near, source
 from compiling import P, X, memory_of, stacked_again
 from flax import nnx
 from jax import lax
-
-from pytest_nnxcheck.core.text import near
 
 STATE = 0
 

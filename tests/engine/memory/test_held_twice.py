@@ -5,10 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import some
+from checking import line, some
 from flax import nnx
 from healthy import assign, rngs
-from memory_evidence import line
 from rewritten_leaves import ALONE, CHANGES, Codebook, KeyCache, Ring
 from wild_training import optimizer_of, step_on_squares
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import call, flat, text
+from checking import call, flat, line, text
 from flax import nnx
 from healthy import numbers, rngs
 from jax import lax
-from memory_evidence import KiB, line, rows, told
+from memory_evidence import KiB, rows, told
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.jaxprs.call_program import captured

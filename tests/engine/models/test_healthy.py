@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import pytest
-from checking import call, models, text
+from checking import Example, call, models, text
 from covering import ARRAY, LAYER_PAIRS, LAYERS, MODES, NAMES, PAIRS, REFUSED, STYLES, modes_of, pairs_of, takes, unfit
 from flax import nnx
 from healthy import FLAX, HEALTHY, numbers
@@ -13,7 +13,7 @@ from healthy import FLAX, HEALTHY, numbers
 from pytest_nnxcheck import Layer, Nesting, check
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import STYLES as ALL_STYLES
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 
 ALL = "tracers,memory,donation,recompilation,finite,parity"
 
