@@ -82,7 +82,7 @@ def test_a_model_holds_or_is_rejected_under_the_defaults(model):
     """With the styles that capture the module, where that does not leak in truth (google/flax#4520)."""
     case = HEALTHY[model]()
     styles = ALL_STYLES[:2] if FLAX < (0, 11) else ALL_STYLES
-    report = check(case.subject, *case.args, styles=styles)
+    report = check(case.subject, *case.args, styles=styles, memory_advice="fail")
     assert report.ok, str(report)
     verdicts = [outcome.verdict for outcome in report.outcomes]
     assert set(verdicts) <= {"held", "rejected"}
