@@ -186,9 +186,22 @@ def whole_stacks() -> contextlib.AbstractContextManager[None]:
 
 
 def checks_values() -> bool:
-    """True if jax checks values while programs run, or runs them without staging: a trace says little then. Public options. All versions."""
-    options = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
-    return any(jax.config.values[name] for name in options)
+    """True if jax checks values while programs run: a trace says little then. Public options. All versions."""
+    return any(jax.config.values[name] for name in ("jax_debug_nans", "jax_debug_infs"))
+
+
+def jits_are_off() -> bool:
+    """True if jax runs jitted functions without staging: `jax.disable_jit`, or the option. All versions."""
+    return bool(jax.config.jax_disable_jit)
+
+
+def without_leak_check() -> contextlib.AbstractContextManager[object]:
+    """Turn jax' own check for leaked tracers off for a while: it takes for leaks the tracers that our walk holds while it looks.
+
+    The public `jax.checking_leaks` is a partial that can only turn it on in this thread; its function turns it off. All versions.
+    """
+    off: contextlib.AbstractContextManager[object] = jax.checking_leaks.func(False)
+    return off
 
 
 def compiler_options() -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -34,9 +34,14 @@ def judge(ran: Ran) -> Iterator[Finding]:
     seen = ran.observation
     if not seen.nesting.layers:
         yield from of_jits_inside(ran)
+    elif seen.moves and jax.config.jax_debug_nans:
+        yield Fact("values are kept", ("donation",), "jax_debug_nans")
     elif seen.moves:
         yield from of_program(ran)
-    yield from (LostOnTarget(on.lost[0], on=on) for on in seen.targets if on.lost)
+    meant = {leaf.path for leaf, _ in converted(seen)}
+    for on in seen.targets:
+        if lost := tuple(path for path in on.lost if path not in meant):
+            yield LostOnTarget(lost[0], on=replace(on, lost=lost))
 
 
 def of_program(ran: Ran) -> Iterator[Finding]:
@@ -45,7 +50,8 @@ def of_program(ran: Ran) -> Iterator[Finding]:
     after = {move.before.path: move.after for move in seen.moves}
     yield from (finding for one, two in originals.shared if (finding := sharing(one, two, ran)))
     yield from (ViewedBuffer(leaf, holder=holder) for holder, leaf in originals.views if leaf in after)
-    yield from (lost_buffer(leaf, after[leaf.path], ran) for leaf in lost_leaves(seen))
+    meant = {leaf.path for leaf, _ in converted(seen)}
+    yield from (lost_buffer(leaf, after[leaf.path], ran) for leaf in lost_leaves(seen) if leaf.path not in meant)
 
 
 def of_jits_inside(ran: Ran) -> Iterator[Finding]:
@@ -204,8 +210,6 @@ class LostBuffer(OfBuffer):
     """The line where the leaf got another dtype."""
     abstract: bool = False
     """True if nothing was run."""
-    debug_nans: bool = False
-    """True if jax keeps old values for `jax_debug_nans`."""
 
     def rows(self) -> list[Row]:
         return [("lost", f"{self.path}   {self.type}   {self.why()}")]
@@ -225,7 +229,7 @@ class LostBuffer(OfBuffer):
             return "no output of the compiled program is aliased with it"
         before, *after = self.pointers
         where = f"pointer {before:#x} before, {after[0]:#x} after" if after else "no buffer after"
-        return f"{'jax_debug_nans keeps the old value' if self.debug_nans else 'not reused by XLA'} ({where})"
+        return f"not reused by XLA ({where})"
 
     def cure(self) -> str:
         if self.cause == "dtype":
@@ -259,6 +263,21 @@ def lost_leaves(seen: Observation) -> tuple[Leaf, ...]:
     return without_successor([move.before for move in seen.moves], after, seen.reused)
 
 
+def converted(seen: Observation) -> list[tuple[Leaf, Leaf]]:
+    """The donated leaves that come back in a type that no promotion of types gives: a float as an integer, or as a float of eight bits and fewer.
+
+    That is meant: the call quantizes them.
+    """
+    moves = ((move.before, move.after) for move in seen.moves if move.after is not None)
+    return [(old, new) for old, new in moves if old.path == new.path and quantizes(old.type.dtype, new.type.dtype)]
+
+
+def quantizes(old: str, new: str) -> bool:
+    """True if a conversion from a dtype to another one is never made by a promotion of types."""
+    wide = old.startswith(("float16", "float32", "float64", "bfloat16"))
+    return wide and new.startswith(("int", "uint", "float8", "float4", "float6"))
+
+
 def lost_buffer(before: Leaf, after: Leaf | None, ran: Ran) -> LostBuffer:
     """The finding on a donated leaf that lost its buffer."""
     if after is None:
@@ -275,7 +294,6 @@ def lost_buffer(before: Leaf, after: Leaf | None, ran: Ran) -> LostBuffer:
         pointers=(*before.pointers[:1], *after.pointers[:1]),
         line=promoted.get(before.path, ""),
         abstract=ran.observation.abstract,
-        debug_nans=bool(jax.config.jax_debug_nans),
     )
 
 
@@ -365,6 +383,7 @@ def notes(seen: Observation) -> tuple[Note, ...]:
         # Reused all the same, so noted and not judged.
         Fact("in another buffer", tuple(leaf.path for leaf, after in kept if place(leaf, after, old) == "another")),
         Fact("on all devices", tuple(leaf.path for leaf, after in moves if spread(leaf, after))),
+        Fact("converted", tuple(before.path for before, _ in converted(seen))),
         Fact("in a new buffer", tuple(leaf.path for leaf, after in kept if is_displaced(leaf, after, old))),
     )
     retyped = (

@@ -20,7 +20,7 @@ from pytest_nnxcheck.subject.copies import Read, Write
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-ROW = InvariantRow("updates", order=25, severity=15, default=True, error="UpdateLost")
+ROW = InvariantRow("updates", order=15, severity=15, default=True, error="UpdateLost")
 
 TWINS = {"jax.checkpoint": "nnx.remat"}
 """The transform of flax that does what one of jax does under another name."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 
-from pytest_nnxcheck.compat import compile_cache, flax_modes, refusals
+from pytest_nnxcheck.compat import compile_cache, flax_modes, refusals, staging
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
@@ -143,9 +143,13 @@ class Execution:
         # A bound method and a function of the body are made anew each time.
         held = subject.__self__ if inspect.ismethod(subject) else getattr(subject, "__code__", subject)
         self.called[id(held)] = held
+        if staging.jits_are_off():
+            raise CheckError(
+                "jax_disable_jit is on, and nothing can be checked without a jit: take it off for this test"
+            )
         self.calling = True
         try:
-            with self.executor.watch.paused():
+            with self.executor.watch.paused(), staging.without_leak_check():
                 checked = engine().check_call(
                     subject,
                     args,

@@ -271,7 +271,7 @@ def test_a_callback_runs_under_every_nesting():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["jax_debug_nans", "jax_debug_infs", "jax_disable_jit"])
+@pytest.mark.parametrize("option", ["jax_debug_nans", "jax_debug_infs"])
 def test_no_trace_tells_where_jax_checks_values(option, monkeypatch):
     jax.config.update(option, True)
     try:

@@ -313,3 +313,23 @@ def test_an_argument_that_is_called_state_is_donated_where_arguments_are_named(c
 def test_an_array_that_found_no_memory_raises_and_does_not_abort_python():
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         pointers.pointers(jnp.zeros((10**11, 64)))
+
+
+# --- conversions
+
+
+class Quantizes(nnx.Module):
+    """Keeps its kernel in another type from the first call on."""
+
+    def __init__(self, dtype):
+        self.kernel, self.dtype = nnx.Param(jnp.ones((64, 64), jnp.bfloat16)), dtype
+
+    def __call__(self):
+        self.kernel = nnx.Param(self.kernel[...].astype(self.dtype))
+
+
+@pytest.mark.parametrize("dtype, verdict", [(jnp.int8, "held"), (jnp.float8_e4m3fn, "held"), (jnp.float32, "violated")])
+def test_a_conversion_that_no_promotion_makes_is_meant(dtype, verdict):
+    found = call(Quantizes(dtype), nesting="jit")
+    assert found.outcome.verdict == verdict, text(found)
+    assert ("model.kernel is converted to a type of fewer bits" in text(found)) == (verdict == "held")
