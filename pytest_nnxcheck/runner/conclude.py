@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.outcome import BodyFinished, ConstantsCaptured, Findin
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import counted, first_line, format_bytes, row, some
 from pytest_nnxcheck.engine.example import Handed
-from pytest_nnxcheck.reporting import hints, report, tally
+from pytest_nnxcheck.reporting import hints, report
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.errors import add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.execution import Body
@@ -81,7 +81,7 @@ def proves_nothing(run: Run) -> str:
         )
     if unasserted := _unasserted(run):
         return f"{report.NOTHING}: {unasserted}"
-    if tally.nothing_checked(run.outcomes.values()) and not report.rejected_modes(run.report()):
+    if report.nothing_checked(run.outcomes.values()) and not report.rejected_modes(run.report()):
         first = next(outcome for outcome in run.outcomes.values() if outcome.verdict == "rejected")
         if first.unfit:
             return f"{report.NOTHING}: no nesting can be run ({first.reason}): mend that, or name other transforms, or replay another nesting"

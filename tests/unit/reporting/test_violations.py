@@ -26,7 +26,7 @@ from pytest_nnxcheck.core.outcome import (
     Violation,
 )
 from pytest_nnxcheck.core.peak import Bound, Figures, Split
-from pytest_nnxcheck.reporting import hints, left_out, notes, tally
+from pytest_nnxcheck.reporting import hints, left_out, notes, report
 from pytest_nnxcheck.reporting.violations import worded
 
 KIB = 1024
@@ -50,8 +50,8 @@ def left(*leaks):
 
 def test_the_seconds_of_a_nesting_add_up():
     held, violated = Outcome(Nesting(), "held", seconds=5.0), Outcome(Nesting(), "violated", seconds=0.5)
-    assert tally.worse(held, violated).seconds == tally.worse(violated, held).seconds == 5.5
-    assert tally.worse(held, violated).verdict == "violated"
+    assert report.worse(held, violated).seconds == report.worse(violated, held).seconds == 5.5
+    assert report.worse(held, violated).verdict == "violated"
 
 
 def test_findings_without_a_row_are_counted():
