@@ -14,8 +14,8 @@ import pytest
 from flax import nnx
 from healthy import FLAX, HEALTHY
 
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, styles_of
-from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.peak import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import Checked, check_call

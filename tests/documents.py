@@ -8,15 +8,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import Layer, Nesting, Outcome, Report, Violation
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.facts import Evidence, Leak, Lost
-from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.peak import Buffer, Captured, Growth, OnTarget, PeakLine, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import records, report
 from pytest_nnxcheck.reporting.records import Document, Place, Record, RunRecord
-from pytest_nnxcheck.reporting.report import Report
 
 RUN = RunRecord(
     "2026-01-02T03:04:05+00:00",

@@ -5,10 +5,9 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck import CheckError, Nesting, Outcome, Violation
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome, Violation
+from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts
 from pytest_nnxcheck.core.peak import Buffer, OnTarget, Split
 
 NEVER = lambda nesting: False  # noqa: E731

@@ -10,7 +10,7 @@ import wild_state
 import wild_training
 from wild_cases import WILD
 
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.reporting import violations

@@ -6,8 +6,9 @@ from itertools import pairwise, product
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.runner import strategies
 
 PLAINEST = [Layer(transform) for transform in (*TRANSFORMS, CALL_FIRST, *FURTHER)]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nnxcheck.core.errors import TracerResidue
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck import Nesting, Outcome, TracerResidue
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.runner.errors import passes_through, plainest
 

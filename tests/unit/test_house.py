@@ -8,8 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest_nnxcheck
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import CATALOGUE, INVARIANT_ROWS, OWN_NEEDS, ROWS, STYLES
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.engine.gather import GATHER
 from pytest_nnxcheck.invariants.case import Case
 from pytest_nnxcheck.transforms.compose import layer_function

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import MODES, layer_names, styles_of
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.core.text import Unreadable
 
 layers = st.sampled_from([Layer(transform, style) for transform in layer_names() for style in styles_of(transform)])

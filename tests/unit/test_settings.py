@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import CheckError, Nesting
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
-from pytest_nnxcheck.core.errors import CheckError, SettingError
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import PATH, PERCENTAGE, REPORT_PATHS, Budget
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, SWEEPS, TABLE, Settings
 

@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
 from pytest_nnxcheck.core.expected_failures import ExpectedFailure
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.core.settings import DEFAULTS, merge
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions

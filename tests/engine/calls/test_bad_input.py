@@ -11,8 +11,8 @@ from checking import call
 from flax import nnx
 from healthy import rngs
 
+from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
 

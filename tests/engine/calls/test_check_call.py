@@ -13,7 +13,7 @@ from checking import broken, call, flat, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.engine import check_call as checking_call
 from pytest_nnxcheck.engine import gather

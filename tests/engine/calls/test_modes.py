@@ -11,10 +11,10 @@ from fake_engine import RUNS, Model
 from flax import nnx
 from healthy import FLAX
 
-from pytest_nnxcheck.api import assert_invariants, check
+from pytest_nnxcheck import TracerResidue, assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import MODES
-from pytest_nnxcheck.core.errors import SettingError, TracerResidue
+from pytest_nnxcheck.core.errors import SettingError
 
 
 def in_mode(*modes):

@@ -13,11 +13,9 @@ from flax import nnx
 from healthy import HEALTHY
 from wild_training import optimizer_of, step_on_squares
 
-from pytest_nnxcheck.api import assert_invariants, check
+from pytest_nnxcheck import CheckError, Nesting, assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.invariants.case import Case, Donation
 from pytest_nnxcheck.invariants.donation import judge, lost_leaves, notes
 from pytest_nnxcheck.reporting.notes import texts

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.engine.stage import stage
 from pytest_nnxcheck.subject.profile import UNKNOWN, profile
 from pytest_nnxcheck.subject.subject import bind

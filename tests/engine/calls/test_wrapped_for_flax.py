@@ -8,8 +8,8 @@ import optax
 import pytest
 from flax import nnx
 
-from pytest_nnxcheck import CheckError, check
-from pytest_nnxcheck.api import Wrapped, unwrap, wrap
+from pytest_nnxcheck import CheckError, Wrapped, check
+from pytest_nnxcheck.api import unwrap, wrap
 
 X = jnp.ones((2, 4))
 

@@ -9,9 +9,9 @@ from checking import call
 from flax import nnx
 from healthy import assign
 
+from pytest_nnxcheck import Layer
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms
 from pytest_nnxcheck.core.catalogue import TRANSFORMS
-from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.runner import strategies
 

@@ -14,9 +14,8 @@ from healthy import FLAX, HEALTHY, Case
 from leaky import LEAKY
 from wild import WILD
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import Outcome, check
 from pytest_nnxcheck.core.catalogue import FURTHER
-from pytest_nnxcheck.core.outcome import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

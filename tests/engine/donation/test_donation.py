@@ -9,8 +9,8 @@ from checking import broken, call, takes_over, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
+from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.xla import pointers
 

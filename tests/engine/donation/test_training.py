@@ -11,8 +11,8 @@ from flax import nnx
 from healthy import FLAX, rngs
 from wild_training import TRAINING, Mlp, batch_of, functional_args, functional_step, loss_of, optimizer_of, step_of
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.reporting import hints

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from checking import call, text
 from flax import nnx
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import SharedBuffer
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.invariants.case import Case, Tracers

@@ -24,14 +24,12 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 
-from pytest_nnxcheck import check, register_transform
+from pytest_nnxcheck import Nesting, Outcome, Report, Violation, check, register_transform
 from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import ValueAsked
-from pytest_nnxcheck.core.outcome import Outcome, TracerLeft, Violation
+from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import hints, notes, violations
-from pytest_nnxcheck.reporting.report import Report
 from pytest_nnxcheck.runner import conclude
 
 FOLLOWED: set[str] = set()

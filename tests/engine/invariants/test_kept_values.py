@@ -15,10 +15,9 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import Report, check
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import hints
-from pytest_nnxcheck.reporting.report import Report
 
 LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
 static_lists = pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 no list is static, and there is no nnx.data")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_nnxcheck import Nesting, Violation
 from pytest_nnxcheck.core.facts import Observation
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.engine import gather
 from pytest_nnxcheck.invariants import donation, memory, recompilation, tracers
 from pytest_nnxcheck.invariants.case import Judgement

@@ -9,8 +9,8 @@ from compiling import P, X, compile_, memory_of, stacked_again
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.xla import buffers, hlo
 from pytest_nnxcheck.xla.buffers import read
 

@@ -13,8 +13,9 @@ from itertools import pairwise, product
 from checking import LACKING
 from healthy import FLAX, HEALTHY
 
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS, styles_of
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 
 NAMES = (*TRANSFORMS, CALL_FIRST, *FURTHER)
 STYLES = ("argument", "functional")

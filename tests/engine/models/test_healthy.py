@@ -10,10 +10,9 @@ from covering import ARRAY, LAYER_PAIRS, LAYERS, MODES, NAMES, PAIRS, REFUSED, S
 from flax import nnx
 from healthy import FLAX, HEALTHY, numbers
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import Layer, Nesting, check
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import STYLES as ALL_STYLES
-from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
 

@@ -9,8 +9,7 @@ from flax import nnx
 from healthy import FLAX, numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
 
-from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck import Layer, Nesting, check
 from pytest_nnxcheck.core.outcome import StateTouched
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.invariants.case import Case, Tracers

@@ -10,8 +10,8 @@ from flax import nnx
 from healthy import numbers
 from parity_calls import X, norm
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.api import wrap
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.subject.subject import bind, identity

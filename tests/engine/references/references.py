@@ -8,8 +8,8 @@ import checking
 import pytest
 from flax import nnx
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.check_call import Checked
 
 needs_refs = pytest.mark.skipif(not flax_modes.takes_refs(), reason="this jax and flax take no models in references")

@@ -13,8 +13,8 @@ from flax import nnx
 from healthy import FLAX
 from references import call, in_refs, needs_refs
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.comparison import Comparison, causes_in_refs
 from pytest_nnxcheck.subject.profile import Profile, StateUse
 from pytest_nnxcheck.subject.subject import bind

@@ -12,8 +12,7 @@ from flax import nnx
 from healthy import FLAX, HEALTHY, numbers, rngs
 from references import ALL, call, needs_refs
 
-from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck import Nesting, check
 
 pytestmark = needs_refs
 X = numbers((2, 4))

@@ -12,8 +12,8 @@ from healthy import assign, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
-from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.engine.stage import Values

@@ -11,8 +11,7 @@ from counts import Counts
 from flax import nnx
 from healthy import assign, numbers
 
-from pytest_nnxcheck import CheckError, check
-from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck import CheckError, Layer, Nesting, check
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.subject.profile import profile as profile_of
 from pytest_nnxcheck.subject.subject import bind

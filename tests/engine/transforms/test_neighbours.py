@@ -14,12 +14,10 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from hypothesis import given
 
-from pytest_nnxcheck import assert_invariants, check
-from pytest_nnxcheck.core.errors import InvariantViolation
+from pytest_nnxcheck import InvariantViolation, Nesting, Outcome, Violation, assert_invariants, check
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.nesting import Nesting, impossible
+from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.core.notes import MergedVariables
-from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine import causes

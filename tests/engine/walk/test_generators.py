@@ -12,8 +12,7 @@ from checking import call, flat, text
 from flax import nnx
 from healthy import BATCH, WIDTH, numbers, rngs
 
-from pytest_nnxcheck import check
-from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck import CheckError, check
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import hints

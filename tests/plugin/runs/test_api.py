@@ -11,8 +11,8 @@ from flax import nnx
 from hypothesis import strategies as st
 
 import pytest_nnxcheck
-from pytest_nnxcheck.api import Wrapped, assert_invariants, check, wrap
-from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, TracerResidue
+from pytest_nnxcheck import CheckError, InvariantViolation, TracerResidue, Wrapped, assert_invariants, check
+from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted, NestingFinished, NestingStarted
 from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.engine.example import Example

@@ -7,13 +7,11 @@ from fake_engine import RUNS, Checked, Model, has
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
+from pytest_nnxcheck import Layer, Nesting, Outcome, UnexpectedPass, Violation, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import INVARIANTS, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.errors import NestingExcused
 from pytest_nnxcheck.core.expected_failures import ExpectedFailure, covered, excuse, unexpected_passes
-from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.reporting import report

@@ -5,8 +5,7 @@ from unittest import mock
 
 import pytest
 
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck import Nesting, Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import progress
 from pytest_nnxcheck.plugin.progress import Count, planned, rounded

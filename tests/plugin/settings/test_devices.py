@@ -8,8 +8,7 @@ from fake_engine import Model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import check, devices
-from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck import CheckError, check, devices
 from pytest_nnxcheck.devices import FLAG, Devices, too_few, with_flag
 
 NUMBERS = st.integers(1, 999)

@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
+from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import TABLE
 from pytest_nnxcheck.plugin import hooks, options

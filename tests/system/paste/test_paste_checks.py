@@ -7,8 +7,7 @@ import sys
 
 from pasted_programs import run_programs
 
-from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck import Nesting, check
 
 SCRIPT = """
 import jax.numpy as jnp

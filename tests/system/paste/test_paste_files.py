@@ -13,7 +13,7 @@ import pytest
 from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
-from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck import Layer
 from pytest_nnxcheck.core.outcome import MemoryWasted, StateTouched, UpdateDropped
 from pytest_nnxcheck.paste.files import ProgramWarning, file_name
 from pytest_nnxcheck.paste.findings import look_for

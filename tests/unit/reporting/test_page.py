@@ -9,7 +9,7 @@ import documents
 import pytest
 from hypothesis import given
 
-from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck import Violation
 from pytest_nnxcheck.reporting import html_page
 from pytest_nnxcheck.reporting.records import plain
 

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import Nesting, Outcome, Report, Violation
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.core.settings import Settings, merge, parse_given
 from pytest_nnxcheck.reporting import earlier, records, report
-from pytest_nnxcheck.reporting.report import Report
 
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = st.text(st.characters(), max_size=20)  # surrogates and controls too

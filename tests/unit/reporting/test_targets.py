@@ -7,19 +7,17 @@ import documents
 import pytest
 from test_records import violates
 
+from pytest_nnxcheck import Nesting, Outcome, Violation
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import (
     CopiedOnTarget,
     DoesNotFit,
     LostOnTarget,
     MemoryWasted,
-    Outcome,
     OverBudgetOnTarget,
     PeakOverBudget,
     StateCopied,
-    Violation,
 )
 from pytest_nnxcheck.core.peak import Bound, Figures, OnTarget, Split
 from pytest_nnxcheck.core.settings import Settings

@@ -8,14 +8,14 @@ from typing import get_args
 
 import pytest
 
+from pytest_nnxcheck import Layer, Nesting, Outcome, Violation
 from pytest_nnxcheck.core.facts import ArrayType, HeldTwice, Leak
-from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
+from pytest_nnxcheck.core.nesting import Misfit, MisfitKind
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, FactKind
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
     LostBuffer,
     MemoryWasted,
-    Outcome,
     PeakOverBudget,
     StateCopied,
     StateTouched,
@@ -23,7 +23,6 @@ from pytest_nnxcheck.core.outcome import (
     UpdateDropped,
     ValueDiffers,
     ViewedBuffer,
-    Violation,
 )
 from pytest_nnxcheck.core.peak import Bound, Figures, Split
 from pytest_nnxcheck.reporting import hints, left_out, notes, report
