@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingE
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.paste import files
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
-from pytest_nnxcheck.runner import conclude, errors, hypothesis_test
+from pytest_nnxcheck.runner import conclude, execution, hypothesis_test
 from pytest_nnxcheck.runner.execution import running_for
 from pytest_nnxcheck.runner.run import Run
 
@@ -216,7 +216,7 @@ def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
     try:
         built()
     except BaseException as error:
-        if errors.passes_through(error):
+        if execution.passes_through(error):
             raise
         return conclude.conclude(error, run)
     return None

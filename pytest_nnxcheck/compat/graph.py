@@ -257,20 +257,27 @@ def raw_leaves(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     return [(path, variable_value(variable)) for path, variable in variables(state)]
 
 
-def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """(path, value) of the attributes of a graph's modules that hold no Variable and no graph node: Python values, bare arrays.
+def attributes(state: Any, *, with_nodes: bool = False) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of the attributes of a graph's modules that are no Variable, graph node or reference, nor a container of some unless ``with_nodes``: Python values, bare arrays.
 
-    `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10. The attributes
-    that flax itself keeps are left out, see `is_upkeep`. All versions.
+    `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10. All versions.
     """
-    leaves = []
-    for path, node in iter_graph(state):
-        if not is_graph_node(node) or isinstance(node, nnx.Variable):
-            continue
-        for name, value in vars(node).items() if hasattr(node, "__dict__") else ():
-            if not is_upkeep(name) and not (holds_nodes(value) or is_ref(value)):
-                leaves.append(((*path, name), value))
-    return leaves
+    return [
+        ((*path, name), value)
+        for path, node in iter_graph(state)
+        if is_graph_node(node) and not isinstance(node, nnx.Variable)
+        for name, value in attributes_of(node).items()
+        if not (is_ref(value) or (is_graph_node(value) if with_nodes else holds_nodes(value)))
+    ]
+
+
+def attributes_of(node: Any) -> dict[str, Any]:
+    """The attributes of a graph node, but for those that flax itself keeps; read without running its code. All versions."""
+    try:
+        own = object.__getattribute__(node, "__dict__")
+    except AttributeError:
+        return {}
+    return {name: value for name, value in own.items() if not is_upkeep(name)}
 
 
 def is_upkeep(name: object) -> bool:

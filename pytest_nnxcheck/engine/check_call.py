@@ -29,10 +29,10 @@ from pytest_nnxcheck.engine.outcomes import Checked
 from pytest_nnxcheck.engine.reference import Evaluated, Reference, meaning_of
 from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
+from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.subject import bind, signature
-from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms import trials
 from pytest_nnxcheck.transforms.compose import baseline_for, maps_written
 from pytest_nnxcheck.transforms.fitness import unfit

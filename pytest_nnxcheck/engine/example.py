@@ -22,11 +22,11 @@ from pytest_nnxcheck.core.outcome import Listener
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.memo import Known, Memo, recall
 from pytest_nnxcheck.engine.stage import Values
+from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import Originals
 from pytest_nnxcheck.subject.profile import Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, bind, copy_leaf
 from pytest_nnxcheck.subject.traced_again import other_parts, static_parts
-from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.walk.snapshot import Places
 from pytest_nnxcheck.walk.walk import walk
 

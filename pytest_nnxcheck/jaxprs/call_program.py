@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import graph, staging
 from pytest_nnxcheck.compat.arrays import describe, discharged, is_ref_type
-from pytest_nnxcheck.compat.primitives import COND, GATHER, SCAN, SLICES, WHILE
+from pytest_nnxcheck.compat.staging import COND, GATHER, SCAN, SLICES, WHILE
 from pytest_nnxcheck.core.facts import CallProgram
 from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow

@@ -17,23 +17,12 @@ import jax
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
-from pytest_nnxcheck.compat.primitives import (
-    BARRIER,
-    COND,
-    CONSTRAINT,
-    COPIES,
-    READ_SLICE,
-    RESHAPES,
-    SCAN,
-    UPDATE_SLICE,
-    WHILE,
-)
 from pytest_nnxcheck.core.peak import Copies, Split, least_copy
 from pytest_nnxcheck.jaxprs.flow import all_equations, called, handed_through, sources, uses
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-FORWARDED = COPIES - {BARRIER, CONSTRAINT}
+FORWARDED = staging.COPIES - {staging.BARRIER, staging.CONSTRAINT}
 """Equations that return their operand, so that a program can do without them.
 
 It needs a barrier, whose meaning is the order, and a constraint, whose meaning is the devices.
@@ -94,11 +83,11 @@ def _results(eqn: Any, operands: Sequence[Value]) -> Sequence[Value]:
         inside = _values(inner, operands)
         return [_value(var, inside) for var in inner.outvars]
     name = eqn.primitive.name
-    if name == READ_SLICE:
+    if name == staging.READ_SLICE:
         return [(*operands, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)]
-    if name in RESHAPES and type(operands[0]) is tuple:
+    if name in staging.RESHAPES and type(operands[0]) is tuple:
         return operands[:1]
-    if name == UPDATE_SLICE:
+    if name == staging.UPDATE_SLICE:
         whole, part, *place = operands
         puts_back = part == (whole, *place, *(var.aval.shape for var in eqn.invars[:2]))
         return [whole if puts_back else object()]
@@ -110,7 +99,11 @@ def handed_bytes(jaxpr: Any) -> int:
 
     A call is inlined, and hands on the very buffer.
     """
-    loops = (_forwarded_inside(eqn) for eqn in all_equations(jaxpr) if eqn.primitive.name in (SCAN, WHILE, COND))
+    loops = (
+        _forwarded_inside(eqn)
+        for eqn in all_equations(jaxpr)
+        if eqn.primitive.name in (staging.SCAN, staging.WHILE, staging.COND)
+    )
     every = (pair for eqn in loops for pair in zip(eqn.outvars, handed_through(eqn, FORWARDED), strict=True))
     return sum(nbytes(out.aval) for out, number in every if number is not None)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import is_ref_type
 from pytest_nnxcheck.compat.graph import equation_line
-from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, RESHAPES, SCAN, WHILE
+from pytest_nnxcheck.compat.staging import CALLS, COND, COPIES, REMATS, RESHAPES, SCAN, WHILE
 
 # --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import graph, staging
 from pytest_nnxcheck.compat.arrays import describe, nbytes
-from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
+from pytest_nnxcheck.compat.staging import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.facts import HeldTwice, Recast, Saved, Stack, Twice, Waste
 from pytest_nnxcheck.jaxprs import flow
 

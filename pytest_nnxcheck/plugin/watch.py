@@ -18,12 +18,11 @@ from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import gathered, options
 from pytest_nnxcheck.plugin.marker import is_test_case
 from pytest_nnxcheck.walk.raw_access import class_name
-from pytest_nnxcheck.watch import leftovers, message, programs, roots
-from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
+from pytest_nnxcheck.watch import leftovers, message, programs
+from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported, Root
 from pytest_nnxcheck.watch.message import LeftBehind, Unmarked
 from pytest_nnxcheck.watch.monitor import Monitor
 from pytest_nnxcheck.watch.programs import Programs, UnusedBuffers
-from pytest_nnxcheck.watch.roots import Root
 
 TITLE = "nnx watch"
 _WIRE = "nnx_watch"
@@ -100,14 +99,14 @@ class WatchHooks:
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
-            looks.append(leftovers.look(variables.items(), roots.of_other_tests(item.instance), self.reported))
+            looks.append(leftovers.look(variables.items(), leftovers.of_other_tests(item.instance), self.reported))
             inside.extend(self.reported.new(looks[-1]))
 
         try:
             with (
                 self.programs.of(lambda: self._roots(item, set_up_before)),
                 programs.noted() as unused,
-                self.monitor.of(roots.bodies(item.function), at_return),
+                self.monitor.of(leftovers.bodies(item.function), at_return),
             ):
                 result = yield
             raised = False
@@ -129,10 +128,10 @@ class WatchHooks:
     def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
         if not leftovers.can_be_there():
             return Look()
-        files = roots.files_of_test(item.function, item.instance, item.module.__name__)
+        files = leftovers.files_of_test(item.function, item.instance, item.module.__name__)
         # What code outside of the test's file keeps may be the test's own for as long as it is patched.
         is_patched = any(class_name(type(value)) in _PATCHES for value in self.fixtures.values())
-        others = roots.of_other_tests(item.instance)
+        others = leftovers.of_other_tests(item.instance)
         return leftovers.look(
             self._roots(item, set_up_before), others, self.reported, files=None if is_patched else files
         )
@@ -144,7 +143,7 @@ class WatchHooks:
             for fixture, value in self.fixtures.items()
             if fixture.argname in item.fixturenames or fixture not in set_up_before
         ]
-        return roots.of_test(item.function, item.instance, fixtures)
+        return leftovers.of_test(item.function, item.instance, fixtures)
 
     def _note(self, item: pytest.Function, left: LeftBehind, *, complete: bool) -> None:
         item.stash[_result] = {
@@ -160,7 +159,7 @@ class WatchHooks:
         call = self.monitor.first_call
         if call is None or is_test_case(item.cls):
             return None
-        function = roots.bodies(item.function)[-1]
+        function = leftovers.bodies(item.function)[-1]
         if inspect.iscoroutinefunction(function):
             return None
         test = f"{item.parent.nodeid if item.parent else ''}::{item.originalname}"

@@ -10,7 +10,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import hypothesis
 
@@ -25,8 +25,7 @@ from pytest_nnxcheck.core.text import counted, first_line, format_bytes, row, so
 from pytest_nnxcheck.engine.example import Handed
 from pytest_nnxcheck.reporting import hints, report
 from pytest_nnxcheck.runner import strategies
-from pytest_nnxcheck.runner.errors import add_notes, drop_notes, flatten, passes_through, plainest
-from pytest_nnxcheck.runner.execution import Body
+from pytest_nnxcheck.runner.execution import Body, add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.runner.strategies import Exclusions
 
@@ -137,25 +136,16 @@ TryOut = Callable[[Nesting, Settings], Outcome | None]
 
 def neighbours(nesting: Nesting, settings: Settings, exclusions: Exclusions) -> tuple[Nesting, ...]:
     """The nestings with one layer in another style, or without one layer, that can run; the plainest first."""
-    possible = [near for near in _every(nesting, settings) if near.layers and not impossible(near)]
-    allowed = [near for near in possible if all(exclusions.allows(layer) for layer in near.layers)]
-    workable = [near for near in allowed if strategies.workable(near, settings, exclusions) == near]
-    return tuple(sorted(dict.fromkeys(workable), key=lambda near: near.plainness))
-
-
-def _every(nesting: Nesting, settings: Settings) -> Iterator[Nesting]:
+    every: dict[Nesting, None] = {}
     for number, layer in enumerate(nesting.layers):
-        before, after = nesting.layers[:number], nesting.layers[number + 1 :]
-        yield replace(nesting, layers=before + after)
-        for style in dict.fromkeys([*HANDED, *settings.styles]):
-            if style != layer.style and style in styles_of(layer.transform) and layer.transform != CALL_FIRST:
-                yield replace(nesting, layers=(*before, Layer(layer.transform, style), *after))
-
-
-def way(nesting: Nesting) -> tuple[Nesting, ...]:
-    """The nestings from the un-nested call to this one, each with one more layer, the innermost first."""
-    layers = nesting.layers
-    return tuple(replace(nesting, layers=layers[number:]) for number in range(len(layers), -1, -1))
+        styles = dict.fromkeys([*HANDED, *settings.styles]) if layer.transform != CALL_FIRST else ()
+        others = [style for style in styles if style != layer.style and style in styles_of(layer.transform)]
+        for middle in ((), *((Layer(layer.transform, style),) for style in others)):
+            every[replace(nesting, layers=(*nesting.layers[:number], *middle, *nesting.layers[number + 1 :]))] = None
+    possible = (near for near in every if near.layers and not impossible(near))
+    allowed = (near for near in possible if all(map(exclusions.allows, near.layers)))
+    workable = (near for near in allowed if strategies.workable(near, settings, exclusions) == near)
+    return tuple(sorted(workable, key=lambda near: near.plainness))
 
 
 def run_around(run: Run, nesting: Nesting) -> None:
@@ -175,8 +165,9 @@ def run_around(run: Run, nesting: Nesting) -> None:
     # By default targets compile the plain jit alone: a way out must have been compiled for them too.
     settings = replace(run.settings, effort="thorough") if on_targets else run.settings
     exclusions = run.exclusions[nesting.mode]
-    around = look_around(outcome, settings, exclusions, lambda near, settings: _try_out(run, near, settings, body))
-    run.outcomes[nesting] = explain(outcome, around)
+    run.outcomes[nesting] = explain(
+        outcome, settings, exclusions, lambda near, settings: _try_out(run, near, settings, body)
+    )
 
 
 def _try_out(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outcome | None:
@@ -197,51 +188,38 @@ def _try_out(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outc
     return execution.outcomes.get(nesting)
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
-    """The results around a nesting."""
+def explain(outcome: Outcome, settings: Settings, exclusions: Exclusions, try_out: TryOut) -> Outcome:
+    """The outcome with the rows of what is near it, and without a hint that was tried and failed: to hand a captured module over.
 
-    holds: tuple[Nesting, ...]
-    """The neighbours that hold."""
-    tried: int
-    """The number of neighbours that were tried."""
-    way: tuple[tuple[Nesting, Verdict], ...]
-    """The nestings from the un-nested call to the first that fails, each with its verdict."""
-    handed: bool | None = None
-    """True if the broken invariants hold once a closure layer is handed the module; `None` where no layer captures it."""
-    donated: tuple[str, int] | None = None
-    """The setting ``donate`` with which the nesting holds, and its peak then, in bytes a device."""
-
-
-def look_around(outcome: Outcome, settings: Settings, exclusions: Exclusions, try_out: TryOut) -> Around:
-    """Try the neighbours of a nesting that did not hold, and walk the way to it up to the first that fails."""
-    every = [(near, try_out(near, settings)) for near in neighbours(outcome.nesting, settings, exclusions)[:MOST]]
-    tried = [(near, result) for near, result in every if result is None or measures_the_same(outcome, result)]
-    holds = tuple(near for near, result in tried if result is not None and result.verdict == "held")
-    handed = [mends(outcome, result) for near, result in tried if hands_on(outcome.nesting, near)]
-    return Around(
-        holds=holds,
-        tried=len(tried),
-        way=tuple(_walk(outcome, settings, try_out)),
-        handed=any(handed) if handed else None,
-        donated=next(_donated(outcome, settings, try_out), None),
-    )
-
-
-def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[Nesting, Verdict]]:
-    for step in way(outcome.nesting):
-        result = outcome if step == outcome.nesting else try_out(step, settings)
-        verdict: Verdict = result.verdict if result is not None else "failed"
-        yield step, verdict
-        if verdict in ("violated", "failed", "expected"):
-            return
+    The rows are a donation with which it holds, the neighbours that hold, and the way from the un-nested call to the first that fails.
+    """
+    nesting = outcome.nesting
+    near = [(each, try_out(each, settings)) for each in neighbours(nesting, settings, exclusions)[:MOST]]
+    tried = [(each, result) for each, result in near if result is None or measures_the_same(outcome, result)]
+    handed = [mends(outcome, result) for each, result in tried if hands_on(nesting, each)]
+    violations = outcome.violations
+    if handed and not any(handed):
+        violations = tuple(replace(v, hint="") if hints.asks_to_hand_on(v) else v for v in violations)
+    rows: list[tuple[str, str]] = []
+    if holds := [str(each) for each, result in tried if result is not None and result.verdict == "held"]:
+        more = f", and {len(holds) - SHOWN} more" if holds[SHOWN:] else ""
+        rows.append(("passes", f"{', '.join(holds[:SHOWN])}{more}   (of {counted(len(tried), 'similar nesting')})"))
+    steps = []
+    for number in range(len(nesting), -1, -1):  # with one more layer each, the innermost first
+        step = replace(nesting, layers=nesting.layers[number:])
+        result = try_out(step, settings) if number else outcome
+        steps.append(f"{step} {STEPS[result.verdict if result else 'failed']}")
+        if result is None or result.verdict in ("violated", "failed", "expected"):
+            break
+    if len(steps) > 1:
+        rows.append(("steps", ", ".join(steps)))
+    donated = _donation(outcome, settings, try_out)
+    return replace(outcome, violations=violations, explained=(*outcome.explained, *donated, *rows))
 
 
 def hands_on(nesting: Nesting, near: Nesting) -> bool:
     """True if a neighbour differs in a closure layer, to which it hands the module over."""
-    if len(near) != len(nesting):
-        return False
-    pairs = zip(nesting.layers, near.layers, strict=True)
+    pairs = zip(nesting.layers, near.layers, strict=False) if len(near) == len(nesting) else ()
     return any(layer.captures and other.style in HANDED for layer, other in pairs if layer != other)
 
 
@@ -253,11 +231,20 @@ def mends(broken: Outcome, near: Outcome | None) -> bool:
     return invariants.isdisjoint(violation.invariant for violation in near.violations)
 
 
-def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, int]]:
-    """Run a nesting whose peak broke the bound again, with more of its arguments donated.
+def measures_the_same(broken: Outcome, near: Outcome) -> bool:
+    """True if a neighbour that held is a way out: its run measured the figures that broke. One that did not hold needs no such test."""
+    findings = [finding for violation in broken.violations for finding in violation.findings]
+    compiled = any(row.compiled for row in rows_of(violation.invariant for violation in broken.violations))
+    targets = {(finding.on.target, finding.on.state) for finding in findings if isinstance(finding, FindingOnTarget)}
+    measured = {(on.target, on.state) for on in (near.evidence.targets if near.evidence else ())}
+    # A closure captures the state by construction, so that no constants are judged in it.
+    constants = near.nesting.captures and any(isinstance(finding, ConstantsCaptured) for finding in findings)
+    same = (near.peak is not None or not compiled) and targets <= measured and not constants
+    return same or near.verdict != "held"
 
-    Gives each setting with which the nesting holds, and its peak then.
-    """
+
+def _donation(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, str]]:
+    """A hint with more of the arguments donated, where the nesting holds with that: its peak broke the bound."""
     if not any(violation.invariant == "memory" for violation in outcome.violations):
         return
     names = outcome.evidence.reusable if outcome.evidence else ()
@@ -266,27 +253,9 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
     for donate in ["state", *more] if settings.donate == "none" else more:
         result = try_out(outcome.nesting, replace(settings, donate=donate))
         if result is not None and result.verdict == "held" and result.peak is not None:
-            yield donate, result.peak
-
-
-def measures_the_same(broken: Outcome, near: Outcome) -> bool:
-    """True if a neighbour that held is a way out: its run measured the figures that broke.
-
-    A neighbour that did not hold needs no such test. A closure captures the state by construction, so that no constants are judged in it.
-    """
-    if near.verdict != "held":
-        return True
-    compiled = any(row.compiled for row in rows_of(violation.invariant for violation in broken.violations))
-    findings = [finding for violation in broken.violations for finding in violation.findings]
-    constants = any(isinstance(finding, ConstantsCaptured) for finding in findings)
-    there = {(on.target, on.state) for on in (near.evidence.targets if near.evidence else ())}
-    if any(
-        (finding.on.target, finding.on.state) not in there
-        for finding in findings
-        if isinstance(finding, FindingOnTarget)
-    ):
-        return False
-    return not (compiled and near.peak is None) and not (constants and near.nesting.captures)
+            named = ", ".join(donate.split(",")[1:]) or "the state"
+            yield "hint", hints.hint("not donated", names=named, donate=donate, peak=format_bytes(result.peak))
+            return
 
 
 def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[str, str]]:
@@ -308,28 +277,3 @@ UNLIKE_OWN: dict[Handed, str] = {
     "copy": "raises with a copy of it: something goes by the object's identity, and nnx.jit and nnx.clone make copies too",
     "traced": "raises after the model was traced once: a trace leaves something behind, that of nnx.jit too",
 }
-
-
-def explain(outcome: Outcome, around: Around) -> Outcome:
-    """The outcome with the rows of ``around``, without a hint that was tried and failed."""
-    violations = tuple(
-        replace(violation, hint="") if around.handed is False and hints.asks_to_hand_on(violation) else violation
-        for violation in outcome.violations
-    )
-    return replace(outcome, violations=violations, explained=(*outcome.explained, *rows(around)))
-
-
-def rows(around: Around) -> Iterator[tuple[str, str]]:
-    """The rows of the message."""
-    if around.donated is not None:
-        donate, peak = around.donated
-        names = ", ".join(donate.split(",")[1:]) or "the state"
-        yield "hint", hints.hint("not donated", names=names, donate=donate, peak=format_bytes(peak))
-    if around.holds:
-        more = f", and {len(around.holds) - SHOWN} more" if around.holds[SHOWN:] else ""
-        yield (
-            "passes",
-            f"{', '.join(map(str, around.holds[:SHOWN]))}{more}   (of {counted(around.tried, 'similar nesting')})",
-        )
-    if len(around.way) > 1:
-        yield "steps", ", ".join(f"{step} {STEPS[verdict]}" for step, verdict in around.way)

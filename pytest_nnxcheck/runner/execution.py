@@ -1,4 +1,8 @@
-"""One execution of a test body under one nesting: wrapped objects hand it their calls, and it keeps their outcomes."""
+"""One execution of a test body under one nesting: wrapped objects hand it their calls, and it keeps their outcomes.
+
+Before it the exceptions of nestings: the ones that steer the test, the one that is shown, and our notes on them. `Executor.execute` runs a body,
+again where a shortcut was too short, and `running_for` finds the execution that a call of a wrapped object belongs to.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,15 @@ import contextlib
 import importlib
 import inspect
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import unittest
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import hypothesis
 
 from pytest_nnxcheck.compat import compile_cache, flax_modes, refusals
 from pytest_nnxcheck.core import expected_failures
@@ -22,13 +30,67 @@ from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
 from pytest_nnxcheck.engine.stage import Values
 from pytest_nnxcheck.reporting import report, violations
-from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.memo import Memo
     from pytest_nnxcheck.engine.outcomes import Checked
     from pytest_nnxcheck.paste.files import Programs
+
+
+def flatten(error: BaseException) -> Iterator[BaseException]:
+    """The members of a group, and of the groups in it."""
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from flatten(member)
+    else:
+        yield error
+
+
+class OwnNote(str):
+    """A note of ours; the type distinguishes it from notes of the user and of hypothesis."""
+
+    __slots__ = ()
+
+
+def add_notes(error: BaseException, texts: Iterable[str]) -> None:
+    """Add the notes that are not empty to an exception."""
+    for text in filter(None, texts):
+        error.add_note(OwnNote(text))
+
+
+def drop_notes(error: BaseException, unwanted: Callable[[str], bool]) -> None:
+    """Take notes off an exception."""
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list):
+        notes[:] = [note for note in notes if not unwanted(note)]
+
+
+def drop_own_notes(error: BaseException) -> None:
+    """Take our notes off an exception: jax raises the same object again, in other tests too."""
+    drop_notes(error, lambda note: type(note) is OwnNote)
+
+
+def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], Nesting]) -> BaseException:
+    """The error to show: a violation first, of the most serious invariant, then the error of the smallest nesting."""
+
+    def key(error: BaseException) -> tuple[bool, object]:
+        if isinstance(error, InvariantViolation):
+            return (False, error.outcome.rank)
+        return (True, nesting_of(error).plainness)
+
+    return min(errors, key=key)
+
+
+def passes_through(error: BaseException) -> bool:
+    """True if the exception steers the test instead of failing it: Ctrl-C, skip, xfail, hypothesis' own."""
+    if isinstance(error, unittest.SkipTest | hypothesis.errors.UnsatisfiedAssumption):
+        return True
+    pytest = sys.modules.get("pytest")
+    if pytest is not None and isinstance(error, pytest.fail.Exception):
+        return isinstance(error, pytest.xfail.Exception)
+    return not isinstance(error, Exception)
+
 
 Body = Callable[[], object]
 

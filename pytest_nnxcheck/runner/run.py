@@ -34,8 +34,15 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, report
 from pytest_nnxcheck.runner import strategies
-from pytest_nnxcheck.runner.errors import add_notes, drop_own_notes, passes_through, plainest
-from pytest_nnxcheck.runner.execution import Body, Execution, Executor
+from pytest_nnxcheck.runner.execution import (
+    Body,
+    Execution,
+    Executor,
+    add_notes,
+    drop_own_notes,
+    passes_through,
+    plainest,
+)
 from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.strategies import Exclusions
 

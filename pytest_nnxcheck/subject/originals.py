@@ -18,8 +18,8 @@ from pytest_nnxcheck.core.facts import Leak, Pairs
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.subject.contents import compared_by_value
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.subject.write_back import compared_by_value
 from pytest_nnxcheck.walk.visit import MOST_OBJECTS, Found
 from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage
 from pytest_nnxcheck.xla.pointers import (

@@ -6,6 +6,7 @@ Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +17,12 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, in_type, is_in_ref, nbytes, value_of
-from pytest_nnxcheck.compat.graph import equation_line, variable_metadata, variable_value
+from pytest_nnxcheck.compat.graph import equation_line, variable_value
 from pytest_nnxcheck.core.facts import CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
+from pytest_nnxcheck.subject.contents import Contents, diff
 from pytest_nnxcheck.subject.subject import Key, Subject, numbered, on_arrays
-from pytest_nnxcheck.subject.write_back import statics
 from pytest_nnxcheck.walk.fingerprint import equal, show
 from pytest_nnxcheck.walk.raw_access import MISSING
 from pytest_nnxcheck.walk.walk import holds_beside, walk
@@ -145,22 +146,6 @@ UNKNOWN = Profile()
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
-    """The content of a module without the values of its leaves, at one moment of the call."""
-
-    statics: tuple[Any, ...]
-    variables: dict[Path, Any]
-    metadata: dict[Path, dict[str, Any]]
-
-    @classmethod
-    def of(cls, module: Any) -> Structure:
-        """The structure of a module as it is now."""
-        found = dict(graph.variables(module))
-        metadata = {path: dict(variable_metadata(variable)) for path, variable in found.items()}
-        return cls(statics(module), found, metadata)
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluation:
     """One abstract evaluation of the un-nested call."""
 
@@ -175,8 +160,8 @@ class Evaluation:
     """The argument that each output is, as it is."""
     origins: tuple[int, ...]
     """The arguments that go into each output, as bits of a number."""
-    structures: tuple[Structure, Structure]
-    """The structures of the module before and after the call."""
+    contents: tuple[Contents, Contents]
+    """The contents of the module before and after the call."""
     writes_copies: bool
     """True if the call copies a reference into another one, and writes that."""
     poisoned: bool
@@ -212,13 +197,13 @@ def in_arrays_alone(subject: Subject) -> Subject:
 
 def evaluated(subject: Subject) -> Evaluation:
     """Trace the un-nested call once, and read its program."""
-    structures: list[Structure] = []
+    contents: list[Contents] = []
     poisoned: list[bool] = []
 
     def call(module: Any, *inputs: Any) -> Any:
-        structures.append(Structure.of(module))
+        contents.append(Contents.of(module))
         out = subject.program(module, *inputs)
-        structures.append(Structure.of(module))
+        contents.append(Contents.of(module))
         state = flax_modes.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
         return out, jax.tree.map(value_of, state)  # no program returns a reference
@@ -243,7 +228,7 @@ def evaluated(subject: Subject) -> Evaluation:
         moved,
         sources=sources[: len(out)],
         origins=flow.origins(jaxpr)[: len(out)],
-        structures=(structures[0], structures[1]),
+        contents=(contents[0], contents[1]),
         writes_copies=flow.writes_copies(traced),
         poisoned=any(poisoned),
         program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
@@ -270,7 +255,7 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
 def state_of(evaluation: Evaluation) -> StateUse:
     """The effect of the call on its state."""
     jaxpr, before, after, moved = evaluation.jaxpr, evaluation.before, evaluation.after, evaluation.moved
-    outputs, (old, new) = len(evaluation.out), evaluation.structures
+    outputs, (old, new) = len(evaluation.out), evaluation.contents
     paths = {path for path, _ in before}
     written = [key for key in moved if key[0] in paths]
     return StateUse(
@@ -282,9 +267,11 @@ def state_of(evaluation: Evaluation) -> StateUse:
         removed=tuple(sorted(paths - {path for path, _ in after}, key=str)),
         retyped=tuple(retyped(jaxpr, outputs, before, after)),
         # A tracer among them is a leak, which a loop leaves as any other transform does.
-        relabelled=() if evaluation.poisoned else tuple(relabelled(old.metadata, new.metadata)),
-        replaced=replaced(old.variables, new.variables),
-        restructured=old.statics != new.statics,
+        relabelled=() if evaluation.poisoned else tuple(relabelled(old, new)),
+        replaced=tuple(
+            path for path, variable in old.variables.items() if new.variables.get(path, variable) is not variable
+        ),
+        restructured=old.attributes != new.attributes,
         unused=unused(jaxpr, outputs, before, after, moved),
         in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[outputs:]),
         references=frozenset(path for (path, _), leaf in before.items() if is_in_ref(leaf)),
@@ -322,23 +309,13 @@ def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple
     return tuple((one, other) for one, other in pairs if one != other)
 
 
-def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...]:
-    """The paths at which another Variable is than before: a new one, or one of another path."""
-    return tuple(path for path, variable in before.items() if after.get(path, variable) is not variable)
-
-
-def relabelled(
-    before: dict[Path, dict[str, Any]], after: dict[Path, dict[str, Any]]
-) -> Iterator[tuple[Path, str, str, str]]:
-    """The metadata of Variables that the call changes: path, name, value before, and value after."""
-    for path, old in before.items():
-        new = after.get(path, old)
-        for name in dict.fromkeys((*old, *new)):
-            was, became = old.get(name, MISSING), new.get(name, MISSING)
-            # One whose comparison raises, raises in a loop as well: that is not for us to say.
-            if not equal(was, became, unknown=True):
-                shown, shown_after = ("nothing" if value is MISSING else show(value) for value in (was, became))
-                yield path, name, shown, shown_after
+def relabelled(old: Contents, new: Contents) -> Iterator[tuple[Path, str, str, str]]:
+    """The metadata that the call changes, of Variables in places where there was one before: path, name, value before, and value after."""
+    # Metadata whose comparison raises, raises in a loop as well: that is not for us to say.
+    for (*path, name), *values in diff(old.metadata, new.metadata, functools.partial(equal, unknown=True)):
+        if tuple(path) in old.variables.keys() & new.variables.keys():
+            was, became = ("nothing" if value is MISSING else show(value) for value in values)
+            yield tuple(path), name, was, became
 
 
 def devices(array: Any) -> int:

@@ -13,22 +13,8 @@ import functools
 import gc
 import sys
 import threading
+import types
 from collections.abc import Callable
-from types import (
-    AsyncGeneratorType,
-    BuiltinMethodType,
-    CellType,
-    CodeType,
-    CoroutineType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    MappingProxyType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    TracebackType,
-)
 from typing import Any
 
 import numpy as np
@@ -36,37 +22,8 @@ import numpy as np
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import is_ref, value_of
 from pytest_nnxcheck.compat.owner import is_library, owner
+from pytest_nnxcheck.walk import raw_access as raw
 from pytest_nnxcheck.walk import snapshot
-from pytest_nnxcheck.walk.raw_access import (
-    MISSING,
-    Layout,
-    LruCache,
-    class_dict,
-    class_name,
-    code_names,
-    layout,
-    module_namespace,
-    mro,
-    read_slot,
-    top_package,
-)
-from pytest_nnxcheck.walk.snapshot import (
-    ATTRIBUTES,
-    CACHE,
-    CELL,
-    CLASS,
-    CONTEXT,
-    DEQUE,
-    DICT,
-    FUNCTION,
-    LIST,
-    NAMES,
-    OBJECTS,
-    ORDERED,
-    SET,
-    attribute_items,
-    paired,
-)
 from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
 
 _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytree__nodes"))
@@ -75,7 +32,7 @@ _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
 _STATE = frozenset(("array", "reference", "variable", "tracer"))
 """Kinds of objects that are state, by `graph.kind_of`."""
-_CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
+_CODE = frozenset(map(id, (types.FunctionType, types.MethodType, functools.partial)))
 
 
 # --- containers ----------------------------------------------------------------------------------------------------------
@@ -88,15 +45,15 @@ def put_items(items: list[Any], holder: str, name: Name, visit: Visit) -> None:
 
 
 def open_list(value: list[Any], name: Name, visit: Visit) -> None:
-    put_items(visit.keep(name, LIST, value), "list", name, visit)
+    put_items(visit.keep(name, snapshot.LIST, value), "list", name, visit)
 
 
 def open_deque(value: collections.deque[Any], name: Name, visit: Visit) -> None:
-    put_items(visit.keep(name, DEQUE, value), "deque", name, visit)
+    put_items(visit.keep(name, snapshot.DEQUE, value), "deque", name, visit)
 
 
 def open_tuple(value: tuple[Any, ...], name: Name, visit: Visit) -> None:
-    fields = class_dict(type(value)).get("_fields")
+    fields = raw.class_dict(type(value)).get("_fields")
     if type(fields) is tuple and len(fields) == tuple.__len__(value):
         for field, item in zip(fields, tuple.__iter__(value), strict=True):
             visit.put(item, "tuple", name.then(step(field)))
@@ -106,13 +63,17 @@ def open_tuple(value: tuple[Any, ...], name: Name, visit: Visit) -> None:
 
 def open_set(value: Any, name: Name, visit: Visit) -> None:
     changeable = issubclass(type(value), set)
-    for index, item in enumerate(visit.keep(name, SET, value) if changeable else visit.take(frozenset.__iter__(value))):
+    for index, item in enumerate(
+        visit.keep(name, snapshot.SET, value) if changeable else visit.take(frozenset.__iter__(value))
+    ):
         visit.put(item, "set", name.listed(index))
 
 
 def open_dict(value: dict[Any, Any], name: Name, visit: Visit) -> None:
     ordered = issubclass(type(value), collections.OrderedDict)
-    for index, (key, item) in enumerate(paired(visit.keep(name, ORDERED if ordered else DICT, value))):
+    for index, (key, item) in enumerate(
+        snapshot.paired(visit.keep(name, snapshot.ORDERED if ordered else snapshot.DICT, value))
+    ):
         if id(type(item)) not in ATOMS:
             visit.put(item, "dict", name.then(f"[{key_text(key)}]"))
         if id(type(key)) not in ATOMS:
@@ -121,10 +82,10 @@ def open_dict(value: dict[Any, Any], name: Name, visit: Visit) -> None:
 
 def open_array(value: np.ndarray[Any, Any], name: Name, visit: Visit) -> None:
     visit.arrays.append((str(name), value))
-    if class_dict(np.ndarray)["dtype"].__get__(value).hasobject:
+    if raw.class_dict(np.ndarray)["dtype"].__get__(value).hasobject:
         plain = np.ndarray.view(value, np.ndarray)
         if plain.dtype == object:
-            put_items(visit.keep(name, OBJECTS, plain), "array", name, visit)
+            put_items(visit.keep(name, snapshot.OBJECTS, plain), "array", name, visit)
 
 
 def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
@@ -144,8 +105,8 @@ def open_attributes(value: Any, name: Name, visit: Visit) -> None:
     if stored.hidden:
         open_referents(value, name, visit)
         return
-    held = visit.keep(name, ATTRIBUTES, (value, stored))
-    for key, item in attribute_items(stored, held):
+    held = visit.keep(name, snapshot.ATTRIBUTES, (value, stored))
+    for key, item in snapshot.attribute_items(stored, held):
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
             holder = "cached property" if key in stored.cached else "attribute"
             visit.put(item, holder, name if key in _SEE_THROUGH else name.then(step(key)))
@@ -159,23 +120,25 @@ def open_library_object(value: Any, name: Name, visit: Visit) -> None:
         visit.fleeting.append((open_library_object, value, name))
 
 
-def holds_state(value: Any, layout_of: Callable[[type], Layout] = layout, *, in_variables: bool = True) -> bool:
+def holds_state(value: Any, layout_of: Callable[[type], raw.Layout] = raw.layout, *, in_variables: bool = True) -> bool:
     """True if an attribute of a library's object is an array or a Variable.
 
     An object of the same library that has an array, as Keras' Variables, counts as well.
     """
-    package, stored = top_package(type(value)), layout_of(type(value))
+    package, stored = raw.top_package(type(value)), layout_of(type(value))
     held = (*(stored.read(value) or {}).values(), *(item for _, item in stored.read_slots(value)))
     return any(
         graph.kind_of(type(item)) in _STATE
-        or (in_variables and top_package(type(item)) == package and holds_state(item, layout_of, in_variables=False))
+        or (
+            in_variables and raw.top_package(type(item)) == package and holds_state(item, layout_of, in_variables=False)
+        )
         for item in held
         if id(type(item)) not in ATOMS
     )
 
 
 def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
-    visit.put(type(value), "class attribute", Name(class_name(type(value))))
+    visit.put(type(value), "class attribute", Name(raw.class_name(type(value))))
 
 
 def open_referents(value: Any, name: Name, visit: Visit) -> None:
@@ -183,21 +146,21 @@ def open_referents(value: Any, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_referents, value, name))
     for index, item in enumerate(gc.get_referents(value)):
         if item is not type(value):
-            visit.put(item, class_name(type(value)), name.listed(index))
+            visit.put(item, raw.class_name(type(value)), name.listed(index))
 
 
 def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
     """Open the user's functions in a library's object, and nothing else: ``jax.jit(f)``, ``jax.custom_vjp(f)``."""
     visit.fleeting.append((open_jax_function, value, name))
     for item in (visit.classes.layout(type(value)).read(value) or {}).values():
-        if id(type(item)) in _CODE or owner(top_package(type(item))) == "jax":
+        if id(type(item)) in _CODE or owner(raw.top_package(type(item))) == "jax":
             visit.put(item, "attribute", name)
 
 
 def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
     """Open an `nnx.List` or `nnx.Dict`, which keep their items as attributes."""
     stored = visit.classes.layout(type(value))
-    visit.keep(name, ATTRIBUTES, (value, stored))
+    visit.keep(name, snapshot.ATTRIBUTES, (value, stored))
     listed = graph.kind_of(type(value)) == "nnx list"
     for key, item in (stored.read(value) or {}).items():
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
@@ -206,12 +169,12 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
-    visit.keep(name, ATTRIBUTES, (value, visit.classes.layout(type(value))))
+    visit.keep(name, snapshot.ATTRIBUTES, (value, visit.classes.layout(type(value))))
     held, metadata = graph.variable_value(value), graph.variable_metadata(value)
     # Flax that keeps no references may have metadata of this name that are the user's own.
     lost = metadata.get("ref") is True and flax_modes.takes_refs() and not is_ref(held)
     visit.put(held, "reference" if lost else graph.variable_kind(value), name)
-    for key, item in paired(visit.keep(name, DICT, metadata)):
+    for key, item in snapshot.paired(visit.keep(name, snapshot.DICT, metadata)):
         if id(type(item)) not in ATOMS:
             visit.put(item, "metadata", Name(name.then(step(key)).base, "metadata"))
 
@@ -232,19 +195,19 @@ _NOT_STATE = frozenset(
 # --- functions -----------------------------------------------------------------------------------------------------------
 
 
-def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
+def open_function(function: types.FunctionType, name: Name, visit: Visit) -> None:
     open_closure(function, name, visit)
     if is_library(dict.get(function.__globals__, "__name__")):
-        visit.keep(name, NAMES, (function.__dict__, ("__wrapped__",)))
+        visit.keep(name, snapshot.NAMES, (function.__dict__, ("__wrapped__",)))
         visit.put(dict.get(function.__dict__, "__wrapped__"), "attribute", name)
         return
-    visit.keep(name, FUNCTION, function)
+    visit.keep(name, snapshot.FUNCTION, function)
     open_defaults(function, name, visit)
     open_function_attributes(function, name, visit)
     open_globals(function, visit)
 
 
-def keeper(function: FunctionType, name: Name) -> str:
+def keeper(function: types.FunctionType, name: Name) -> str:
     """The path of the object that keeps a function; empty if its own name says so, or if it is a variable of another function."""
     whole = function.__qualname__
     names = (whole, whole.rpartition("<locals>.")[2])
@@ -253,34 +216,34 @@ def keeper(function: FunctionType, name: Name) -> str:
     return name.keeper or ("" if named or variable else name.base)
 
 
-def open_closure(function: FunctionType, name: Name, visit: Visit) -> None:
+def open_closure(function: types.FunctionType, name: Name, visit: Visit) -> None:
     note, kept_by = f"closure of {function.__qualname__}", keeper(function, name)
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         captured = Name(variable, note, kept_by)
-        visit.put(visit.keep(captured, CELL, cell)[0], "closure", captured)
+        visit.put(visit.keep(captured, snapshot.CELL, cell)[0], "closure", captured)
 
 
-def open_defaults(function: FunctionType, name: Name, visit: Visit) -> None:
+def open_defaults(function: types.FunctionType, name: Name, visit: Visit) -> None:
     code, note, kept_by = function.__code__, f"default of {function.__qualname__}", keeper(function, name)
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
     # Defaults may be longer than the arguments where someone wrote them by hand: zip stops at the shorter.
     pairs = [*zip(positional, defaults, strict=False), *(function.__kwdefaults__ or {}).items()]
     if function.__kwdefaults__ is not None:
-        visit.keep(f"{function.__qualname__}.__kwdefaults__", DICT, function.__kwdefaults__)
+        visit.keep(f"{function.__qualname__}.__kwdefaults__", snapshot.DICT, function.__kwdefaults__)
     for argument, value in pairs:
         visit.put(value, "default argument", Name(argument, note, kept_by))
 
 
-def open_function_attributes(function: FunctionType, name: Name, visit: Visit) -> None:
-    for key, value in paired(visit.keep(name, DICT, function.__dict__)):
+def open_function_attributes(function: types.FunctionType, name: Name, visit: Visit) -> None:
+    for key, value in snapshot.paired(visit.keep(name, snapshot.DICT, function.__dict__)):
         if key not in _NOT_STATE:
             visit.put(value, "attribute", name if key == "__wrapped__" else name.then(step(key)))
 
 
-def open_globals(function: FunctionType, visit: Visit) -> None:
+def open_globals(function: types.FunctionType, visit: Visit) -> None:
     """Open the globals that a function names. Of a module among them, open the attributes that the function names."""
-    names = tuple(dict.fromkeys(code_names(function.__code__)))
+    names = tuple(dict.fromkeys(raw.code_names(function.__code__)))
     open_names(function.__globals__, names, "", visit, {id(function.__globals__)})
     for key in names:
         if key not in function.__globals__ and (module := imported(key, function.__globals__)) is not None:
@@ -288,15 +251,15 @@ def open_globals(function: FunctionType, visit: Visit) -> None:
 
 
 def open_names(namespace: dict[str, Any], names: tuple[str, ...], prefix: str, visit: Visit, opened: set[int]) -> None:
-    held = visit.keep(prefix or str(dict.get(namespace, "__name__")), NAMES, (namespace, names))
+    held = visit.keep(prefix or str(dict.get(namespace, "__name__")), snapshot.NAMES, (namespace, names))
     for key, value in zip(names, held, strict=True):
-        if id(type(value)) not in ATOMS and value is not MISSING:
+        if id(type(value)) not in ATOMS and value is not raw.MISSING:
             open_module(value, names, f"{prefix}{key}.", visit, opened)
             visit.put(value, "global", Name(f"{prefix}{key}"))
 
 
 def open_module(value: Any, names: tuple[str, ...], prefix: str, visit: Visit, opened: set[int]) -> None:
-    namespace = module_namespace(value)
+    namespace = raw.module_namespace(value)
     if namespace is not None and id(namespace) not in opened:
         opened.add(id(namespace))
         open_names(namespace, names, prefix, visit, opened)
@@ -313,16 +276,16 @@ def imported(name: str, namespace: dict[str, Any]) -> Any:
 
 
 def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
-    if is_library(top_package(cls)):
+    if is_library(raw.top_package(cls)):
         return
-    own = class_name(cls)
+    own = raw.class_name(cls)
     if graph.kind_of(cls) == "node":
         visit.nodes.append((own, cls))
-    for key, value in paired(visit.keep(own, CLASS, cls)[1:]):
+    for key, value in snapshot.paired(visit.keep(own, snapshot.CLASS, cls)[1:]):
         if id(type(value)) not in ATOMS and key not in _NOT_STATE:
             visit.put(value, "class attribute", Name(f"{own}.{key}"))
-    for base in (*mro(cls)[1:], type(cls)):
-        visit.put(base, "class attribute", Name(class_name(base)))
+    for base in (*raw.mro(cls)[1:], type(cls)):
+        visit.put(base, "class attribute", Name(raw.class_name(base)))
 
 
 # --- wrappers of code: each is a type of C code (or functools) with fields of known names -------------------------------------
@@ -332,9 +295,9 @@ FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
     property: (("fget", ""), ("fset", ""), ("fdel", "")),
     staticmethod: (("__func__", ""),),
     classmethod: (("__func__", ""),),
-    MethodType: (("__func__", ""), ("__self__", ".__self__")),
-    BuiltinMethodType: (("__self__", ".__self__"),),
-    MethodWrapperType: (("__self__", ".__self__"),),
+    types.MethodType: (("__func__", ""), ("__self__", ".__self__")),
+    types.BuiltinMethodType: (("__self__", ".__self__"),),
+    types.MethodWrapperType: (("__self__", ".__self__"),),
 }
 
 
@@ -343,16 +306,16 @@ def open_fields(value: Any, name: Name, visit: Visit) -> None:
     if base is functools.partial:
         visit.fleeting.append((open_fields, value, name))
     for field, text in FIELDS[base]:
-        visit.put(read_slot(class_dict(base)[field], value), class_name(base), name.then(text))
+        visit.put(raw.read_slot(raw.class_dict(base)[field], value), raw.class_name(base), name.then(text))
 
 
-def open_cell(cell: CellType, name: Name, visit: Visit) -> None:
-    visit.put(visit.keep(name, CELL, cell)[0], "closure", name.then(".cell_contents"))
+def open_cell(cell: types.CellType, name: Name, visit: Visit) -> None:
+    visit.put(visit.keep(name, snapshot.CELL, cell)[0], "closure", name.then(".cell_contents"))
 
 
 def open_cache(cache: Any, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_cache, cache, name))
-    held = visit.keep(name, CACHE, cache)
+    held = visit.keep(name, snapshot.CACHE, cache)
     for index, (key, result) in enumerate(zip(held[::2], held[1::2], strict=True)):
         visit.put(result, "cache", name.then(f".cache[{key_text(key)}]"))
         visit.put(key, "cache", name.then(".cache").listed(index))
@@ -364,22 +327,22 @@ def open_cache(cache: Any, name: Name, visit: Visit) -> None:
 
 def open_exception(error: BaseException, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_exception, error, name))
-    fields = class_dict(BaseException)
+    fields = raw.class_dict(BaseException)
     put_items(list(fields["args"].__get__(error)), "exception", name.then(".args"), visit)
     for field in ("__cause__", "__context__"):
         visit.put(fields[field].__get__(error), "exception", name.then(f".{field}"))
     if issubclass(type(error), BaseExceptionGroup):
-        parts = class_dict(BaseExceptionGroup)["exceptions"].__get__(error)
+        parts = raw.class_dict(BaseExceptionGroup)["exceptions"].__get__(error)
         put_items(list(parts), "exception", name.then(".exceptions"), visit)
-    if is_library(top_package(type(error))):
+    if is_library(raw.top_package(type(error))):
         open_attributes(error, name, visit)
     visit.put_last(fields["__traceback__"].__get__(error), "frame", name)
 
 
-def open_traceback(traceback: TracebackType, name: Name, visit: Visit) -> None:
+def open_traceback(traceback: types.TracebackType, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_traceback, traceback, name))
-    links: list[TracebackType] = []
-    link: TracebackType | None = traceback
+    links: list[types.TracebackType] = []
+    link: types.TracebackType | None = traceback
     while link is not None:
         links.append(link)
         link = link.tb_next
@@ -387,50 +350,50 @@ def open_traceback(traceback: TracebackType, name: Name, visit: Visit) -> None:
         open_locals(link.tb_frame, link.tb_lineno, name, visit)
 
 
-def open_frame(frame: FrameType, name: Name, visit: Visit) -> None:
+def open_frame(frame: types.FrameType, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_frame, frame, name))
     open_locals(frame, frame.f_lineno, name, visit)
 
 
-def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit, holder: str = "frame") -> None:
+def open_locals(frame: types.FrameType, line: int | None, name: Name, visit: Visit, holder: str = "frame") -> None:
     """Open the local variables of a frame of the user's code."""
     if is_library(dict.get(frame.f_globals, "__name__")):
         return
     where = f"line {line} of {frame.f_code.co_name}, kept by {name}"
     local = frame.f_locals
     # The body of a class may run in a mapping of the user's metaclass.
-    if type(local) is dict or class_name(type(local)) == "FrameLocalsProxy":
+    if type(local) is dict or raw.class_name(type(local)) == "FrameLocalsProxy":
         for variable, value in list(local.items()):
             visit.put(value, holder, Name(variable, where))
 
 
 SUSPENDED = {
-    GeneratorType: ("gi_frame", "gi_yieldfrom"),
-    CoroutineType: ("cr_frame", "cr_await"),
-    AsyncGeneratorType: ("ag_frame", "ag_await"),
+    types.GeneratorType: ("gi_frame", "gi_yieldfrom"),
+    types.CoroutineType: ("cr_frame", "cr_await"),
+    types.AsyncGeneratorType: ("ag_frame", "ag_await"),
 }
 
 
 def open_generator(value: Any, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_generator, value, name))
     frame, waits_for = SUSPENDED[type(value)]
-    suspended = read_slot(class_dict(type(value))[frame], value)
-    if isinstance(suspended, FrameType):
+    suspended = raw.read_slot(raw.class_dict(type(value))[frame], value)
+    if isinstance(suspended, types.FrameType):
         open_locals(suspended, suspended.f_lineno, name, visit, "generator")
-    visit.put(read_slot(class_dict(type(value))[waits_for], value), "frame", name)
+    visit.put(raw.read_slot(raw.class_dict(type(value))[waits_for], value), "frame", name)
 
 
 # --- contexts ------------------------------------------------------------------------------------------------------------
 
 
 def open_context_variable(variable: contextvars.ContextVar[Any], name: Name, visit: Visit) -> None:
-    visit.put(visit.keep(name, CONTEXT, variable)[0], "context variable", name.then(".get()"))
+    visit.put(visit.keep(name, snapshot.CONTEXT, variable)[0], "context variable", name.then(".get()"))
 
 
 def open_thread_local(value: Any, name: Name, visit: Visit) -> None:
     """Open the part of a `threading.local` that belongs to this thread."""
     own = threading.local.__getattribute__(value, "__dict__")
-    for key, item in paired(visit.keep(name, DICT, own)):
+    for key, item in snapshot.paired(visit.keep(name, snapshot.DICT, own)):
         visit.put(item, "attribute", name.then(step(key)))
 
 
@@ -455,13 +418,13 @@ _BY_BASE: dict[type, Opener] = {
     frozenset: open_set,
     collections.deque: open_deque,
     np.ndarray: open_array,
-    FunctionType: open_function,
+    types.FunctionType: open_function,
     type: open_class,
-    CellType: open_cell,
-    LruCache: open_cache,
+    types.CellType: open_cell,
+    raw.LruCache: open_cache,
     BaseException: open_exception,
-    TracebackType: open_traceback,
-    FrameType: open_frame,
+    types.TracebackType: open_traceback,
+    types.FrameType: open_frame,
     contextvars.ContextVar: open_context_variable,
     threading.local: open_thread_local,
     **dict.fromkeys(FIELDS, open_fields),
@@ -475,7 +438,17 @@ _BY_BASE_ID = {id(base): opener for base, opener in _BY_BASE.items()}
 _WHOLE = frozenset(
     map(
         id,
-        (np.ndarray, FunctionType, type, CodeType, ModuleType, LruCache, threading.local, TracebackType, FrameType),
+        (
+            np.ndarray,
+            types.FunctionType,
+            type,
+            types.CodeType,
+            types.ModuleType,
+            raw.LruCache,
+            threading.local,
+            types.TracebackType,
+            types.FrameType,
+        ),
     )
 )
 """Types whose opener, if there is one, reads everything: their attributes and class are not opened as well."""
@@ -487,7 +460,7 @@ def openers_for(cls: type) -> tuple[Opener, ...]:
     noted = (note_node,) if kind not in ("", "array", "reference") else ()
     if kind in _BY_KIND:
         return (*noted, _BY_KIND[kind], *_of_class(cls))
-    for base in map(id, mro(cls)):
+    for base in map(id, raw.mro(cls)):
         built_in = (_BY_BASE_ID[base],) if base in _BY_BASE_ID else ()
         if base in _WHOLE:
             return (*noted, *built_in)
@@ -497,13 +470,13 @@ def openers_for(cls: type) -> tuple[Opener, ...]:
 
 
 def _of_class(cls: type) -> tuple[Opener, ...]:
-    return () if is_library(top_package(cls)) else (open_class_of,)
+    return () if is_library(raw.top_package(cls)) else (open_class_of,)
 
 
 def _of_instance(cls: type) -> tuple[Opener, ...]:
     """Open an instance of a library's class only if such objects hold the user's state, or if this one does."""
-    package = top_package(cls)
-    if not is_library(package) or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
+    package = raw.top_package(cls)
+    if not is_library(package) or any(raw.top_package(base) in _OPEN_PACKAGES for base in raw.mro(cls)):
         return (open_attributes,)
     if owner(package) == "jax":
         return (open_jax_function,)
@@ -516,10 +489,10 @@ def _of_instance(cls: type) -> tuple[Opener, ...]:
 
 def _holds_unseen(cls: type, package: str) -> bool:
     """True for iterators and views: C code that keeps the user's containers alive."""
-    name = class_name(cls)
+    name = raw.class_name(cls)
     views = ("iterator", "dict_keys", "dict_values", "dict_items", "map", "zip", "filter", "enumerate", "reversed")
     return (
         package in ("itertools", "operator")
         or (package == "builtins" and name.endswith(views))
-        or cls is MappingProxyType
+        or cls is types.MappingProxyType
     )

@@ -15,7 +15,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from pytest_nnxcheck.walk.raw_access import class_name, mro, top_package
-from pytest_nnxcheck.watch import roots
+from pytest_nnxcheck.watch import leftovers
 
 NAME = "pytest-nnxcheck"
 _TOOLS = (3, 4)
@@ -105,7 +105,7 @@ class Monitor:
         self._look_into(sys._getframe(1))  # noqa: SLF001 - documented, and faster than `inspect`
 
     def _look_into(self, frame: FrameType) -> None:
-        if frame.f_code is self._test and not _is_inner(frame) and not roots.inside_a_transform(frame):
+        if frame.f_code is self._test and not _is_inner(frame) and not leftovers.inside_a_transform(frame):
             variables = {name: value for name, value in frame.f_locals.items() if _may_hold(value)}
             if variables:
                 self._look(variables)
@@ -117,13 +117,13 @@ class Monitor:
         if self._test is None or self._is_own:
             return None
         frame = sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
-        caller = next(roots.of_user(frame.f_back), None)
+        caller = next(leftovers.of_user(frame.f_back), None)
         is_own = caller is not None and caller.f_code is self._test
         if self.first_call is not None and not is_own:
             return None
         called = frame.f_locals.get(code.co_varnames[0])
-        if _is_module(called) and not roots.inside_a_transform(frame):
-            test = roots.frame_of_test(frame, self._test)
+        if _is_module(called) and not leftovers.inside_a_transform(frame):
+            test = leftovers.frame_of_test(frame, self._test)
             if test is not None:
                 self.first_call = ModuleCall(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
                 self._is_own = is_own
@@ -132,7 +132,7 @@ class Monitor:
 
 def _is_inner(frame: FrameType) -> bool:
     """True if the same code runs further out: in a decorator that leaves no ``__wrapped__``, around a helper that the test calls."""
-    return any(outer.f_code is frame.f_code for outer in roots.callers(frame))
+    return any(outer.f_code is frame.f_code for outer in leftovers.callers(frame))
 
 
 def _may_hold(value: object) -> bool:

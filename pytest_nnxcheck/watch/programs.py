@@ -19,9 +19,8 @@ from types import FrameType
 from typing import Any
 
 from pytest_nnxcheck.core.peak import FLOOR, Split, least_copy
-from pytest_nnxcheck.watch import roots
-from pytest_nnxcheck.watch.leftovers import MOST_OBJECTS
-from pytest_nnxcheck.watch.roots import Root
+from pytest_nnxcheck.watch import leftovers
+from pytest_nnxcheck.watch.leftovers import MOST_OBJECTS, Root
 
 _TEXT = "Some donated buffers were not usable:"
 _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
@@ -50,7 +49,7 @@ def noted() -> Iterator[list[UnusedBuffers]]:
     def show(message: Warning | str, *args: Any, **more: Any) -> None:
         if str(message).startswith(_TEXT):
             types = Counter((kind, "") for kind in types_in(str(message)))
-            users = [*roots.of_user(sys._getframe(1))]  # noqa: SLF001 - documented, and faster than `inspect`
+            users = [*leftovers.of_user(sys._getframe(1))]  # noqa: SLF001 - documented, and faster than `inspect`
             unused.extend(unused_buffers(types, users))
         before(message, *args, **more)
 
@@ -75,10 +74,12 @@ def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> I
     from pytest_nnxcheck.compat.arrays import describe
     from pytest_nnxcheck.walk.walk import walk
 
-    found = walk(roots.local_variables(users), MOST_OBJECTS).arrays
+    found = walk(leftovers.local_variables(users), MOST_OBJECTS).arrays
     arrays = [(path, describe(array)) for path, array in found]
     for (kind, new), count in types.items():
-        yield UnusedBuffers(kind, count, tuple(path for path, type_ in arrays if type_ == kind), roots.line(users), new)
+        yield UnusedBuffers(
+            kind, count, tuple(path for path, type_ in arrays if type_ == kind), leftovers.line(users), new
+        )
 
 
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
@@ -198,7 +199,7 @@ class Programs:
         from pytest_nnxcheck.compat import compile_cache
         from pytest_nnxcheck.xla.buffers import split_of
 
-        users = [*roots.of_user(frame)]
+        users = [*leftovers.of_user(frame)]
         traced = compile_cache.traced_program(frame)
         # In calls alone, as with the warnings of jax.
         if not self._fixture and traced is not None and any(traced[1]):
@@ -206,13 +207,13 @@ class Programs:
         if reason := compile_cache.no_totals():
             self.unread = reason
             return
-        memory, name, line = split_of(executable), executable.name(), roots.line(users)
+        memory, name, line = split_of(executable), executable.name(), leftovers.line(users)
         if self.budget is not None and memory.peak > self.budget:
             yield WastefulProgram(name, memory, line, self._fixture, self.budget)
         if traced is None or memory.temporaries < FLOOR:
             return
         arguments = taken_by_program(compile_cache.arguments_of(frame), len(traced[1]))
-        state = state_among(arguments, [*roots.local_variables(users), *self._roots()])
+        state = state_among(arguments, [*leftovers.local_variables(users), *self._roots()])
         copied, size, leaves = copies(traced, arguments, memory, state)
         if copied:
             yield WastefulProgram(name, memory, line, self._fixture, copied=copied, state=size, leaves=leaves)

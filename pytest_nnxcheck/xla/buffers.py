@@ -22,20 +22,8 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.peak import Buffer, Memory, Split
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.xla.hlo import (
-    Frame,
-    Instruction,
-    MalformedProto,
-    Message,
-    Module,
-    Position,
-    Shape,
-    fields,
-    messages,
-    number,
-    numbers,
-    raw,
-)
+from pytest_nnxcheck.xla import hlo
+from pytest_nnxcheck.xla.hlo import Frame, Instruction, Module, Position, Shape
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -328,36 +316,38 @@ def _buffers(
         return None
     try:
         if wrapped:
-            assignment = raw(fields(assignment), 3)
+            assignment = hlo.raw(hlo.fields(assignment), 3)
         reader = _Reader(Module.read(module, subject))
-        placed = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
+        placed = [
+            buffer for allocation in _allocations(hlo.fields(assignment)) for buffer in reader.buffers(allocation)
+        ]
         return tuple(sorted((*placed, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return None
 
 
-def _allocations(assignment: Message) -> Iterator[Allocation]:
+def _allocations(assignment: hlo.Message) -> Iterator[Allocation]:
     """The allocations of a ``BufferAssignmentProto``, without those on the threads' stacks. Raises `MalformedProto` or `LookupError`."""
     values = {
-        number(buffer, 1): (number(place, 4), numbers(place, 3))
-        for buffer in messages(assignment, 1)
-        for place in messages(buffer, 3)
+        hlo.number(buffer, 1): (hlo.number(place, 4), hlo.numbers(place, 3))
+        for buffer in hlo.messages(assignment, 1)
+        for place in hlo.messages(buffer, 3)
     }
     if not values:
-        raise MalformedProto("a buffer assignment without buffers")
+        raise hlo.MalformedProto("a buffer assignment without buffers")
     # In this order: a donated parameter that an output takes over is an argument.
     flags = {5: "argument", 12: "constant", 7: "output"}
-    for message in messages(assignment, 3):
-        if not number(message, 3):
-            kind = next((kind for field, kind in flags.items() if number(message, field)), "temporary")
-            yield Allocation(kind, number(message, 2), number(message, 6), _slots(message, values))
+    for message in hlo.messages(assignment, 3):
+        if not hlo.number(message, 3):
+            kind = next((kind for field, kind in flags.items() if hlo.number(message, field)), "temporary")
+            yield Allocation(kind, hlo.number(message, 2), hlo.number(message, 6), _slots(message, values))
 
 
-def _slots(allocation: Message, values: dict[int, Position]) -> tuple[Slot, ...]:
+def _slots(allocation: hlo.Message, values: dict[int, Position]) -> tuple[Slot, ...]:
     """The values of one ``BufferAllocationProto``, by the range they share."""
     ranges: dict[tuple[int, int], list[Position]] = {}
-    for message in messages(allocation, 9):
-        ranges.setdefault((number(message, 2), number(message, 3)), []).append(values[number(message, 1)])
+    for message in hlo.messages(allocation, 9):
+        ranges.setdefault((hlo.number(message, 2), hlo.number(message, 3)), []).append(values[hlo.number(message, 1)])
     return tuple(Slot(offset, size, tuple(shared)) for (offset, size), shared in ranges.items())
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_nnxcheck import Nesting, Outcome, TracerResidue
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.runner.errors import passes_through, plainest
+from pytest_nnxcheck.runner.execution import passes_through, plainest
 
 
 def violation(nesting):

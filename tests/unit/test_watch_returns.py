@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_nnxcheck.watch import roots
+from pytest_nnxcheck.watch import leftovers
 from pytest_nnxcheck.watch.monitor import Monitor
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="returns are seen from Python 3.12 on")
@@ -39,7 +39,7 @@ def looks(test):
     monitor, seen = Monitor(), []
     monitor.start()
     try:
-        with monitor.of(roots.bodies(test), lambda variables: seen.append({*variables})):
+        with monitor.of(leftovers.bodies(test), lambda variables: seen.append({*variables})):
             test()
     finally:
         monitor.stop()

@@ -21,8 +21,8 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.subject.contents import graft
 from pytest_nnxcheck.subject.subject import Nodes, argument_names, bind, flatten_output, signature
-from pytest_nnxcheck.subject.write_back import graft
 
 
 class Stack(nnx.Module):

@@ -28,9 +28,11 @@ from pytest_nnxcheck import Nesting, Outcome, Report, Violation, check, register
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import ValueAsked
 from pytest_nnxcheck.core.outcome import TracerLeft
+from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import hints, notes, violations
 from pytest_nnxcheck.runner import conclude
+from pytest_nnxcheck.runner.strategies import Exclusions
 
 FOLLOWED: set[str] = set()
 DATA = FLAX >= (0, 12)
@@ -155,10 +157,15 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
     violation = Violation("tracers", findings=(TracerLeft(leak.path, leak=leak),))
     outcome = violations.worded(Outcome(nesting, "violated", (violation,)))
     assert outcome.violations[0].hint == hint
-    around = conclude.Around(holds=(), tried=2, way=(), handed=False)
-    assert conclude.explain(outcome, around).violations[0].hint == ""
-    assert conclude.explain(outcome, replace(around, handed=True)).violations[0].hint == hint
-    assert conclude.explain(outcome, replace(around, handed=None)).violations[0].hint == hint
+
+    def hint_where(neighbour: Outcome | None) -> str:
+        tried = conclude.explain(
+            outcome, Settings(), Exclusions(), lambda near, _: neighbour and replace(neighbour, nesting=near)
+        )
+        return tried.violations[0].hint
+
+    assert hint_where(outcome) == ""
+    assert hint_where(replace(outcome, verdict="held", violations=())) == hint
 
 
 # --- memory

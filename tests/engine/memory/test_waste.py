@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from memory_evidence import line
 
-from pytest_nnxcheck.compat import primitives, staging
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.jaxprs.waste import waste
 
 
@@ -73,4 +73,4 @@ def test_part_of_a_leaf_and_what_was_computed_are_no_recast():
     assert facts_of(lambda w: (w + 1).astype(jnp.float32), w).recasts == ()
     for dtype in (jnp.int16, jnp.float8_e4m3fn):
         assert facts_of(lambda w: w.astype(jnp.float32), w.astype(dtype)).recasts == (), "quantized on purpose"
-    assert primitives.REMATS <= primitives.CALLS, "looked into"
+    assert staging.REMATS <= staging.CALLS, "looked into"

@@ -6,6 +6,9 @@ from checking import call
 from flax import nnx
 from healthy import FLAX, numbers
 
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
+
 X = numbers((3, 8))
 XS = numbers((2, 3, 8))
 TREE = FLAX >= (0, 12)
@@ -17,3 +20,14 @@ def norm():
 
 def parity(subject, *args, nesting="un-nested", **settings):
     return call(subject, *args, nesting=nesting, invariants="parity", **settings)
+
+
+class Body:
+    """The body of one test, which makes a call: each time it runs, the test remembers what the calls before have shown."""
+
+    def __init__(self):
+        self.memo = Memo()
+
+    def __call__(self, subject, *args, **settings):
+        with Example(self.memo) as example:
+            return parity(subject, *args, example=example, **settings)

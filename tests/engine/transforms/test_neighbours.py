@@ -80,8 +80,8 @@ def test_a_neighbour_differs_in_one_layer(nesting):
 def test_the_way_ends_at_the_first_that_fails():
     try_out, asked = outcomes(**{"un-nested": "held", "remat": "failed", "scan__remat": "held"})
     broken_one = Outcome(Nesting.parse("scan > remat"), "violated", (Violation("tracers", "tracers remain"),))
-    around = conclude.look_around(broken_one, merge({"styles": ("argument",)}), OPEN, try_out)
-    assert [(str(step), verdict) for step, verdict in around.way] == [("un-nested", "held"), ("remat", "failed")]
+    explained = conclude.explain(broken_one, merge({"styles": ("argument",)}), OPEN, try_out).explained
+    assert explained == (("steps", "un-nested passes, remat raises"),)
     assert Nesting.parse("un-nested") in asked
 
 
@@ -90,20 +90,17 @@ def test_a_memory_violation_is_answered_only_by_what_was_measured():
         return Outcome(near, "held", peak=10 if near.layers and near.layers[0].transform == "jit" else None)
 
     over = Outcome(Nesting.parse("jit > scan"), "violated", (Violation("memory", "over the budget"),), peak=30)
-    around = conclude.look_around(over, merge({"styles": ("argument",)}), OPEN, try_out)
-    assert Nesting.parse("scan") not in around.holds
-    assert Nesting.parse("jit") in around.holds
-    assert around.tried == len(around.holds)
+    explained = conclude.explain(over, merge({"styles": ("argument",)}), OPEN, try_out).explained
+    assert explained[0] == ("passes", "jit, jit > scan[functional], jit[functional] > scan   (of 3 similar nestings)")
 
 
 def test_the_rows():
     violated = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain"),))
-    around = conclude.Around(parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated")))
-    assert conclude.explain(violated, around).explained == (
-        ("passes", "jit, jit[functional]   (of 5 similar nestings)"),
+    try_out, _ = outcomes(**{"un-nested": "held", "jit": "held", "jit[functional]": "held"})
+    assert conclude.explain(violated, EVERY, OPEN, try_out).explained == (
+        ("passes", "jit, jit[functional]   (of 3 similar nestings)"),
         ("steps", "un-nested passes, jit[closure] fails"),
     )
-    assert conclude.explain(violated, conclude.Around((), 5, ())).explained == ()
 
 
 def test_a_donation_is_tried_only_where_an_input_can_be_reused():
@@ -120,15 +117,13 @@ def test_a_donation_is_tried_only_where_an_input_can_be_reused():
         peak=16,
         evidence=Evidence(reusable=("x", "cache['k']", "cache['v']")),
     )
-    around = conclude.look_around(over, EVERY, OPEN, try_out)
-    assert around.donated == ("state,x,cache", 8)
-    hint = conclude.explain(over, around).explained[0]
+    hint = conclude.explain(over, EVERY, OPEN, try_out).explained[0]
     assert hint[0] == "hint"
     assert hint[1].startswith(
         "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B"
     )
     asked.clear()
-    conclude.look_around(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
+    conclude.explain(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
     assert "state,x,cache" not in asked
 
 

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from pytest_nnxcheck import assert_invariants
-from pytest_nnxcheck.runner import errors
+from pytest_nnxcheck.runner import execution
 from pytest_nnxcheck.subject import profile
 
 SUITE = """
@@ -56,11 +56,11 @@ def test_each_test_shows_its_own_rows_and_the_plainest_nesting_that_raises(run_i
 def test_notes_of_the_user_and_of_hypothesis_stay():
     error = ValueError("x")
     error.add_note("the user's")
-    errors.add_notes(error, ["ours", ""])
+    execution.add_notes(error, ["ours", ""])
     error.add_note("Falsifying example: test_x(n=1)")
-    errors.drop_own_notes(error)
+    execution.drop_own_notes(error)
     assert error.__notes__ == ["the user's", "Falsifying example: test_x(n=1)"]
-    errors.drop_own_notes(ValueError("without any"))
+    execution.drop_own_notes(ValueError("without any"))
 
 
 def test_an_exception_of_ours_says_so_and_nothing_of_the_users_object(monkeypatch):

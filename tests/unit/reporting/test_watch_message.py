@@ -10,7 +10,7 @@ import pytest
 from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
-from pytest_nnxcheck.watch import programs, roots
+from pytest_nnxcheck.watch import leftovers, programs
 from pytest_nnxcheck.watch.leftovers import Look, Reported
 from pytest_nnxcheck.watch.message import LeftBehind, headline, message, summary
 from pytest_nnxcheck.watch.programs import UnusedBuffers
@@ -131,11 +131,11 @@ class Suite:
 def test_the_roots_of_a_method_are_its_instance_and_the_helpers_that_it_names():
     suite = Suite()
     suite.model = {}
-    names = [name for name, _ in roots.of_test(Suite.test_it, suite, [("fixture", [])])]
+    names = [name for name, _ in leftovers.of_test(Suite.test_it, suite, [("fixture", [])])]
     assert {"fixture", "self.model", "Suite.shared", "Suite.helper", "test_it"} <= {*names}
     assert "Suite.other" not in names
-    assert roots.of_other_tests(suite) == (suite, Suite)
-    assert roots.of_other_tests(None) == ()
+    assert leftovers.of_other_tests(suite) == (suite, Suite)
+    assert leftovers.of_other_tests(None) == ()
 
 
 def test_the_function_that_a_decorator_wraps_is_looked_at_too():
@@ -146,8 +146,8 @@ def test_the_function_that_a_decorator_wraps_is_looked_at_too():
         return inner()
 
     outer.__wrapped__ = inner
-    assert roots.bodies(outer) == (outer, inner)
-    assert roots.bodies(len) == ()
+    assert leftovers.bodies(outer) == (outer, inner)
+    assert leftovers.bodies(len) == ()
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,67 @@
-"""Give the user's objects the changes that a call made to its copy of the state: values, and Variables, nodes and attributes that it added or took away."""
+"""The contents of a module at one moment, and the difference of two such moments; the changes of a call, given to the user's objects.
+
+All is read without running code of the user's.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, value_of
 from pytest_nnxcheck.compat.owner import is_library
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import fingerprint
 from pytest_nnxcheck.walk.raw_access import MISSING, class_dict, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of a module at one moment, by path, but for the values of its leaves."""
+
+    variables: dict[Path, Any]
+    metadata: dict[Path, Any]
+    """The metadata of its Variables, by the path of the Variable and the name."""
+    attributes: dict[Path, Any]
+    """The fingerprints of the attributes of its nodes beside Variables and other nodes: what changes in place has another one then."""
+
+    @classmethod
+    def of(cls, module: Any) -> Contents:
+        """The contents of a module as it is now."""
+        found = dict(graph.variables(module))
+        return cls(
+            found,
+            {
+                (*path, name): value
+                for path, each in found.items()
+                for name, value in graph.variable_metadata(each).items()
+            },
+            {path: fingerprint(value) for path, value in graph.attributes(module, with_nodes=True)},
+        )
+
+
+def diff(
+    before: Mapping[Any, Any], after: Mapping[Any, Any], same: Callable[[Any, Any], bool] = operator.eq
+) -> Iterator[tuple[Any, Any, Any]]:
+    """(path, value before, value after) of all that is not the ``same`` in both; the value is `MISSING` where there is none."""
+    for path in dict.fromkeys((*before, *after)):
+        was, became = before.get(path, MISSING), after.get(path, MISSING)
+        if not same(was, became):
+            yield path, was, became
+
+
+# --- back into the user's objects
 
 
 def write_back(subject: Subject, copy: Any) -> None:
@@ -57,7 +101,7 @@ def take_over(mine: Any, copy: Any, own: dict[int, Any]) -> None:
 
     It writes without the hook of flax, which would decide anew whether the attribute is data, and without the user's, which has run.
     """
-    stored, old, new = layout(type(mine)).read(mine) or {}, attributes(mine), attributes(copy)
+    stored, old, new = layout(type(mine)).read(mine) or {}, graph.attributes_of(mine), graph.attributes_of(copy)
     for name, given in new.items():
         held, value = old.get(name, MISSING), with_nodes(given, own)
         # A set has no order by which its nodes are those of another one.
@@ -84,8 +128,8 @@ def counterparts(mine: Any, copy: Any) -> list[tuple[Any, Any]]:
             continue
         pairs[id(other)] = own, other
         taken.add(id(own))
-        old = attributes(own) if own is not other else {}
-        for name, value in attributes(other).items():
+        old = graph.attributes_of(own) if own is not other else {}
+        for name, value in graph.attributes_of(other).items():
             held = nodes_in(old.get(name))
             both += [(held.get(path), node) for path, node in nodes_in(value).items()]
     return list(pairs.values())
@@ -119,30 +163,14 @@ def is_kept(leaf: Any) -> bool:
     return graph.is_graph_node(leaf) or isinstance(leaf, jax.Array | np.ndarray)
 
 
-def attributes(node: Any) -> dict[str, Any]:
-    own = layout(type(node)).read(node) or {}
-    return {name: value for name, value in own.items() if not graph.is_upkeep(name)}
-
-
-def statics(state: Any) -> tuple[Any, ...]:
-    """The attributes of a graph's nodes beside Variables and other nodes, to compare before a call and after it."""
-    return tuple(
-        (str(path), name, fingerprint(value))
-        for path, node in flax_modes.iter_graph(state)
-        if graph.is_graph_node(node) and not isinstance(node, nnx.Variable)
-        for name, value in attributes(node).items()
-        if not graph.is_graph_node(value)
-    )
-
-
 def compared_by_value(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """(path, value) of the plain objects of a graph that hold arrays and whose class has an ``==``, which compares these as well, most likely.
 
     Jax asks for it where the same code meets a second instance of the model.
     """
-    for path, node in flax_modes.iter_graph(state):
-        own = attributes(node) if graph.is_graph_node(node) and not isinstance(node, nnx.Variable) else {}
-        yield from (((*path, name), value) for name, value in own.items() if has_arrays_and_eq(value))
+    for path, value in graph.attributes(state):
+        if has_arrays_and_eq(value):
+            yield path, value
 
 
 def has_arrays_and_eq(value: Any) -> bool:
