@@ -1,4 +1,4 @@
-"""What a suite commits of earlier runs: the memory baseline, and its expected failures. Hooks compare every test, and at the end say what is stale, and write.
+"""The files that a suite commits: its memory baseline and its expected failures. Hooks compare every test, and at the end say what is stale, and write.
 
 Registered as plugins of pytest where a run names such a file. Like `hooks`, this imports pytest and light modules only. What is compared and written is
 decided by pure functions in `reporting`. Tests are compared where they run, and only the controller of xdist writes.

@@ -74,7 +74,7 @@ class Baseline:
     stamp: Stamp
     """The versions and devices under which all were measured."""
     tests: Mapping[str, Entries] = field(default_factory=dict)
-    """Those of each test, by node id."""
+    """The figures of each test, by node id."""
     heads: tuple[Head, ...] = ()
     """The expected failures that are in the same file."""
     old_form: bool = field(default=False, compare=False)

@@ -54,7 +54,7 @@ class ExpectedRecord:
     covered: int = 0
     """The nestings that it is about, and that ran."""
     happened: int = 0
-    """Those of them that failed as it says."""
+    """The nestings among them that failed as it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Document:
 
     @property
     def nestings(self) -> tuple[NestingRecord, ...]:
-        """Those of all tests."""
+        """The nestings of all tests."""
         return tuple(nesting for record in self.records for nesting in record.nestings)
 
 
