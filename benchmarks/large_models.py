@@ -21,7 +21,8 @@ from flax import nnx
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import Memory
-from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine import example
+from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.subject.profile import profile
 from pytest_nnxcheck.subject.subject import bind
 
@@ -101,7 +102,7 @@ def measure(name: str, config: Config) -> Row:
     started = time.perf_counter()
     subject = bind(function, args, {})
     facts = profile(subject)
-    observation = observe(subject, facts, Nesting.parse(nesting), "state")
+    observation = observe(example.Call(subject, Nesting.parse(nesting), profile=facts), Nesting.parse(nesting))
     seconds = time.perf_counter() - started
     if observation.memory is None:
         raise RuntimeError(f"{name}, {config.form}: {observation.error}")

@@ -20,7 +20,8 @@ from typing import Any
 import jax
 from jax._src import compilation_cache, monitoring
 
-from pytest_nnxcheck.compat.staging import compiler_options, configured
+from pytest_nnxcheck.compat.arrays import as_array
+from pytest_nnxcheck.compat.staging import compiler_options, configured, quick_compiles, whole_stacks
 from pytest_nnxcheck.kept import Folder, Kept
 
 EQUAL_FROM = (0, 6, 2)
@@ -89,6 +90,20 @@ def cached_compiles() -> Iterator[None]:
         module: Any = compilation_cache
         module._cache, module._cache_initialized = Folder(folder, "-cache", bytes, bytes), True
         yield
+
+
+UNUSABLE = "Some donated buffers were not usable"
+"""The beginning of jax's warning of donation that XLA cannot use."""
+
+
+def to_the_end(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
+    try:
+        with warnings.catch_warnings(), quick_compiles(), whole_stacks(), cached_compiles():
+            warnings.filterwarnings("ignore", message=UNUSABLE)
+            return jax.tree.map(as_array, jax.block_until_ready(program(state, *inputs))), None
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        return None, error
 
 
 @contextlib.contextmanager

@@ -142,6 +142,8 @@ class Observation:
     """The donated leaves to name for the buffers that were lost."""
     abstract: bool = False
     """True if the program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract."""
+    proves: bool = True
+    """False for a trace that tells too little of a run, so that the nesting has to be run."""
     shared: bool = False
     """True if the program was compiled for another one of the same text, whose lines its buffers name."""
     still: tuple[Path, ...] = ()

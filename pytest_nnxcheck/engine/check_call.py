@@ -19,15 +19,14 @@ from pytest_nnxcheck.core.notes import Fact, RaisedUnNested
 from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
-from pytest_nnxcheck.engine import outcomes, stage
+from pytest_nnxcheck.engine import outcomes
 from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
-from pytest_nnxcheck.engine.example import Call, Example, with_earlier
+from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
 from pytest_nnxcheck.engine.gather import Ran, judged
-from pytest_nnxcheck.engine.memo import Known, evaluated_calls
+from pytest_nnxcheck.engine.observe import TRACED, How, is_small, observe, tells
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.outcomes import Checked
 from pytest_nnxcheck.engine.reference import Evaluated, Reference, meaning_of
-from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
@@ -70,8 +69,8 @@ def check_call(
         # Before its objects are looked at, which would find the same tracers, and blame what was there before the call.
         return not_restored(call)
     # The list of mapped files is long: it is read once for each call of the body.
-    looked_for = (bound.label, len(example.places) + 1) in example.memo.mapped
-    originals = look_at(bound, example.values.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
+    looked_for = ("mapped", bound.label, len(example.places) + 1) in example.memo.first
+    originals = look_at(bound, example.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
         return not_run(call, originals.held)
     # Before the call is made: its own state is written when it has been judged.
@@ -106,13 +105,13 @@ def handed_back(call: Call, checked: Checked) -> Checked:
 def nested(call: Call) -> Checked:
     """The call under its nesting."""
     try:
-        facts, reference, baseline = prepared(call)
+        call, reference, baseline = prepared(call)
     except Unfit as error:
         return outcomes.left_out(call, error.misfit)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(call, error)
-    call.announce(facts)
-    ran = remapped(Ran(call, facts, observed(call, facts), reference, baseline))
+    call.announce()
+    ran = remapped(Ran(call, observed(call), reference, baseline))
     if isinstance(ran.observation.error, CheckError):
         # The call cannot be checked, as a layer found out: that is no verdict on the nesting.
         raise ran.observation.error
@@ -122,24 +121,25 @@ def nested(call: Call) -> Checked:
     broken_for_targets = not ran.observation.targets and wants_targets(ran, judgement)
     if judgement.violations and (ran.observation.shared or broken_for_targets):
         # Its message names lines, which must be its own, and what the compilers of targets say of it.
-        ran = replace(ran, observation=run_once(call, ran.profile, alone=True, broken=broken_for_targets))
+        ran = replace(ran, observation=run_once(ran.call, alone=True, broken=broken_for_targets))
         judgement = judged(ran, call.settings.invariants)
     return outcomes.checked(ran, judgement)
 
 
-def prepared(call: Call) -> tuple[Profile, Reference | None, Nesting | None]:
-    """Collect the yardsticks of a nesting: facts of the call, results of the same calls without the nesting, the un-nested program to compare memory with.
+def prepared(call: Call) -> tuple[Call, Reference | None, Nesting | None]:
+    """Collect the yardsticks of a nesting: the call with its facts, the call, results of the same calls without the nesting, the un-nested program to compare memory with.
 
     Raises what the user's code raises under a trace, and `Unfit` where a layer cannot take the call.
     """
     require_slices(call)
     facts = profile_of(call)
+    call = replace(call, profile=facts)
     if misfit := misfit_of(call, facts):
         raise Unfit(misfit)
     baseline = baseline_for(call.nesting)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-    reference = reference_of(call, facts) if call.settings.compares_values else None
-    return facts, reference, None if unfit(call.subject, facts, baseline) else baseline
+    reference = reference_of(call) if call.settings.compares_values else None
+    return call, reference, None if unfit(call.subject, facts, baseline) else baseline
 
 
 def profile_of(call: Call) -> Profile:
@@ -147,7 +147,7 @@ def profile_of(call: Call) -> Profile:
     subject, known, target = call.subject, call.known, call.settings.target
     if known.profile is not None:
         return known.profile
-    call.announce(None)
+    call.announce(known=False)
     before = call.originals.walk
     with subject.undone(subject.state, before) as left, frames.devices_asked(on=bool(target)) as lines:
         facts = profile(subject)
@@ -185,7 +185,7 @@ def misfit_of(call: Call, facts: Profile) -> Misfit | None:
     return None
 
 
-def reference_of(call: Call, facts: Profile) -> Reference | None:
+def reference_of(call: Call) -> Reference | None:
     """Make the same calls without the nesting, in the same order; `None` where they cannot run.
 
     Calls that reach a reference are made anew: nestings of an earlier call that write one in a global differ in how often they do.
@@ -193,59 +193,44 @@ def reference_of(call: Call, facts: Profile) -> Reference | None:
     call.example.compared += 1
     if call.subject.abstract:
         return None
-    known = {} if facts.program.in_references else call.memo.evaluated
+    known = {} if call.profile.program.in_references else call.memo.evaluated
     calls = evaluated_calls(known, call.subject, call.example.compared)
     return Reference.of(call.subject, meaning_of(call.nesting), calls)
 
 
-def observed(call: Call, facts: Profile) -> Observation:
+def observed(call: Call) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
-    if stage.tells(call.subject, facts, call.nesting, call.settings):
-        observation = traced_in(call, facts)
-        if observation is not None:
+    if tells(call):
+        observation = observe(call, call.nesting, TRACED)
+        if observation.proves:
             return observation
-    call.example.values.require(call.subject)
-    return run(call, facts)
+    call.example.require_values(call.subject)
+    return run(call)
 
 
-def traced_in(call: Call, facts: Profile) -> Observation | None:
-    """The facts of a nesting, traced; `None` where it must be run."""
-    values, programs, walked = call.example.values, call.memo.shared_programs, call.originals.walk
-    return None if walked is None else stage.observe(call.subject, facts, call.nesting, values, programs, walked)
-
-
-def run(call: Call, facts: Profile) -> Observation:
+def run(call: Call) -> Observation:
     """The facts of a nesting that is run; a second time, with jax' caches empty, where a plain object's own jit met a trace of ours.
 
     The user's object holds the values of the program while that runs, and jax keeps what a jitted function captured by way of it.
     """
-    observation = run_once(call, facts)
+    observation = run_once(call)
     if not meets_own_jit(call, observation):
         return observation
     call.memo.own_jits.add(call.subject.name)
     jax.clear_caches()
-    observation = run_once(call, facts)
+    observation = run_once(call)
     if not meets_own_jit(call, observation):
         return observation
     label, _ = call.subject.opened[0]
     return replace(observation, error=Unfit(Misfit("own jit", label)))
 
 
-def run_once(call: Call, facts: Profile, *, alone: bool = False, broken: bool = False) -> Observation:
+def run_once(call: Call, *, alone: bool = False, broken: bool = False) -> Observation:
     """The facts of a nesting that is run, ``alone`` where its program must be its own, ``broken`` where targets have to say what they make of it."""
-    settings, memo, memory = call.settings, call.memo, "memory" in call.settings.invariants
-    on_targets = OnTargets(settings.target, memo.on_targets, facts.copied_bytes if memory else 0)
-    return observe(
-        call.subject,
-        facts,
-        call.nesting,
-        settings.donate,
-        memo.shared_programs,
-        on_targets if broken or is_for_targets(call) else None,
-        alone=alone,
-        originals=call.originals.walk,
-        copies=memory,
-    )
+    settings, memory = call.settings, "memory" in call.settings.invariants
+    on_targets = OnTargets(settings.target, call.memo.on_targets, call.profile.copied_bytes if memory else 0)
+    targets = on_targets.all if broken or is_for_targets(call) else None
+    return observe(call, call.nesting, How(copies=memory, alone=alone, targets=targets))
 
 
 def is_for_targets(call: Call) -> bool:
@@ -277,9 +262,10 @@ def remapped(ran: Ran) -> Ran:
     restored = call.tried("restored", lambda: trials.restored_leaves(call.subject, state.changed))
     if not restored:
         return ran
-    facts = call.known.profile = replace(ran.profile, state=replace(state, restored=restored))
-    call.announce(facts)
-    return replace(ran, profile=facts, observation=observed(call, facts))
+    call.known.profile = replace(ran.profile, state=replace(state, restored=restored))
+    call = replace(call, profile=call.known.profile)
+    call.announce()
+    return replace(ran, call=call, observation=observed(call))
 
 
 # --- calls that no nesting can take
@@ -287,11 +273,12 @@ def remapped(ran: Ran) -> Ran:
 
 def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) -> Checked:
     """A call that raises under any trace, or ``un_nested`` already: the user's exception, unless it left tracers as well."""
-    call.announce(UNKNOWN)
-    call.example.values.require(call.subject)
+    call = replace(call, profile=UNKNOWN)
+    call.announce()
+    call.example.require_values(call.subject)
     fits = unfit(call.subject, UNKNOWN, call.nesting) is None
     bare = Observation(call.nesting, call.subject.state)
-    ran = Ran(call, UNKNOWN, observe(call.subject, UNKNOWN, call.nesting, "none") if fits else bare)
+    ran = Ran(call, observe(call, call.nesting, How(donate="none")) if fits else bare)
     violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()
     if not violations:
         return outcomes.not_in_refs(ran) or outcomes.failed(call, error, ran.observation)
@@ -314,8 +301,8 @@ def not_run(call: Call, leaks: tuple[Leak, ...]) -> Checked:
 
     Raises `CheckError` where the settings do not assert the invariant tracers.
     """
-    call.announce(UNKNOWN)
-    ran = Ran(call, UNKNOWN, Observation(call.nesting, call.subject.state, leaks=leaks))
+    call.announce()
+    ran = Ran(call, Observation(call.nesting, call.subject.state, leaks=leaks))
     judgement = judged(ran, only_tracers(call.settings))
     if not judgement.violations:
         paths = some([leak.path for leak in leaks])
@@ -335,26 +322,19 @@ def only_tracers(settings: Settings) -> tuple[str, ...]:
 
 def un_nested(call: Call) -> Checked:
     """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
-    facts, values = profile_if_traceable(call), call.example.values
-    tells = (
-        facts is not UNKNOWN
-        and not values.needed
-        and stage.tells(call.subject, facts, call.nesting, call.settings)
-        and not stage.is_small(call.subject, facts, values)
-    )
-    observation = traced_in(call, facts) if tells else None
-    call.announce(facts)
+    call = replace(call, profile=profile_if_traceable(call))
+    traced = call.profile is not UNKNOWN and not call.example.values_needed and tells(call) and not is_small(call)
+    observation = observe(call, call.nesting, TRACED) if traced else None
+    call.announce()
     reference = None
-    if observation is None:
-        values.require(call.subject)
+    if observation is None or not observation.proves:
+        call.example.require_values(call.subject)
         # Before the run, as in `nested`: both meet the same number that a plain object counts.
-        reference = without_jit(call, facts)
-        observation = run(call, UNKNOWN)
+        reference = without_jit(call)
+        observation = run(call)
     if observation.error is not None:
-        return outcomes.not_in_refs(Ran(call, facts, observation)) or fails_un_nested(
-            call, observation, observation.error
-        )
-    judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
+        return outcomes.not_in_refs(Ran(call, observation)) or fails_un_nested(call, observation, observation.error)
+    judgement = judged(Ran(call, observation, reference), call.settings.invariants)
     if judgement.error is not None and not judgement.violations:
         return outcomes.not_judged(call, judgement.error)
     violations = judgement.violations
@@ -379,9 +359,11 @@ def profile_if_traceable(call: Call) -> Profile:
         return UNKNOWN
 
 
-def without_jit(call: Call, facts: Profile) -> Reference | None:
+def without_jit(call: Call) -> Reference | None:
     """The call with its jits off; none where nothing is compared, it cannot run, or would take minutes."""
-    compares = call.settings.compares_values and not call.subject.abstract and facts.program.equations <= MOST_EQUATIONS
+    compares = (
+        call.settings.compares_values and not call.subject.abstract and call.profile.program.equations <= MOST_EQUATIONS
+    )
     return Reference.of(call.subject, (), Evaluated(jits=False)) if compares else None
 
 

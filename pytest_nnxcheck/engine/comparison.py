@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine import stage
+from pytest_nnxcheck.engine.observe import unfused
 from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants.case import Differences
 from pytest_nnxcheck.subject.profile import Profile
@@ -87,10 +87,10 @@ class Comparison:
         """
         if not (self.nesting.layers and any(map(may_be_fusion, different))):
             return different
-        unfused = stage.unfused(self.subject, self.facts, self.nesting)
-        if unfused is None:
+        without_fusion = unfused(self.subject, self.facts, self.nesting)
+        if without_fusion is None:
             return different
-        got = effect_against(self.subject, unfused, self.reference.wanted)
+        got = effect_against(self.subject, without_fusion, self.reference.wanted)
         left = {difference.path for difference in self.beyond_nudge(got, self.differences(got))}
         return tuple(each for each in different if each.path in left or not may_be_fusion(each))
 

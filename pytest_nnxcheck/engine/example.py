@@ -1,4 +1,8 @@
-"""The calls of one execution of a test's body, and the user's own objects: looked at before each call, which is checked on copies, and put back at the end."""
+"""The calls of one execution of a test's body, what the test knows of them by now, and the user's own objects: looked at before each call, which is
+checked on copies, and put back at the end.
+
+Facts of a call are the same under every nesting, so that each is found once, see `Memo`.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,89 @@ import jax
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import copied
-from pytest_nnxcheck.compat.graph import (
-    set_variable_value,
-    variable_value,
-)
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms
+from pytest_nnxcheck.compat.graph import set_variable_value, variable_value
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import Leak, UnNested
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
-from pytest_nnxcheck.core.outcome import Listener
-from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.engine.memo import Known, Memo, recall
-from pytest_nnxcheck.engine.stage import Values
+from pytest_nnxcheck.core.outcome import Listener, nobody
+from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.settings import DEFAULTS, Settings
+from pytest_nnxcheck.engine.reference import Evaluated
+from pytest_nnxcheck.kept import Kept
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import Originals
-from pytest_nnxcheck.subject.profile import Profile, profile
-from pytest_nnxcheck.subject.subject import Subject, bind, copy_leaf
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
+from pytest_nnxcheck.subject.subject import Subject, bind, copy_leaf, identity
 from pytest_nnxcheck.subject.traced_again import other_parts, static_parts
+from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.snapshot import Places
 from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Known:
+    """The facts that are found out once for all calls with one signature, see `identity.signature`."""
+
+    profile: Profile | None = None
+    un_nested: UnNested | None = None
+    notes: tuple[Fact, ...] = ()
+    """Notes that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
+    found: dict[Any, Any] = field(default_factory=dict)
+    """Further facts, by their kind: see `Call.once`."""
+
+
+@dataclass(slots=True)
+class Memo:
+    """The facts that the calls of one test have shown."""
+
+    known: dict[Any, Known] = field(default_factory=dict)
+    """Facts by the signatures of calls."""
+    evaluated: dict[Any, Evaluated] = field(default_factory=dict)
+    """References by the number of a call in the body and all that its result depends on, see `identity.identity`."""
+    first: dict[Any, Any] = field(default_factory=dict)
+    """Parts of the objects that the first call of a number was handed, by a word for their kind: those of later calls are compared with them."""
+    same_arguments: bool = True
+    """True if the body is the same each time: no arguments of its own are drawn."""
+    own_jits: set[str] = field(default_factory=set)
+    """The names of subjects whose plain object keeps a jitted function that captured what it holds."""
+    unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
+    """The tracers that a trace of a subject left for good."""
+    shared_programs: SharedPrograms = field(default_factory=SharedPrograms)
+    on_targets: Kept[OnTarget] = field(default_factory=Kept)
+    body: object = None
+    """The body with its arguments that ran last, where each has its own."""
+
+    def run_of(self, body: object) -> None:
+        """Forget the calls of a body with other arguments, before this one runs.
+
+        No key tells all the ways by which a call may get at an argument, such as a global that the body sets.
+        """
+        if self.same_arguments or body is self.body:
+            return
+        self.body = body
+        self.known.clear()
+        self.evaluated.clear()
+
+
+def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
+    """The entry of a key, found out where it is not there yet."""
+    if key not in table:
+        table[key] = find_out()
+    return table[key]
+
+
+def evaluated_calls(table: dict[Any, Evaluated], subject: Subject, number: int) -> Evaluated:
+    """Cached results of the ``number``-th call of an example; an empty cache if the call cannot be identified for certain."""
+    content = identity(subject)
+    if content is None:
+        return Evaluated()
+    return recall(table, (number, content), lambda: Evaluated(held=(subject.function, subject.program_of)))
 
 
 @dataclass(slots=True)
@@ -43,8 +108,10 @@ class Example:
     """
 
     memo: Memo = field(default_factory=Memo)
-    values: Values = field(default_factory=Values)
-    """The arrays that the body was handed without a value."""
+    values_needed: bool = False
+    """True if the body reads values, so that a nesting that is only traced has to compute them."""
+    stand_ins: dict[int, Any] = field(default_factory=dict)
+    """The arrays without values that the body was handed, by their identity."""
     places: list[Places] = field(default_factory=list)
     """The places that the calls may change."""
     compared: int = 0
@@ -64,8 +131,21 @@ class Example:
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
         for variable, copy in self.copies:
             value = variable_value(variable)
-            if isinstance(value, jax.Array) and self.values.computed(value) and value.is_deleted():
+            if isinstance(value, jax.Array) and id(value) not in self.stand_ins and value.is_deleted():
                 set_variable_value(variable, copy)
+
+    def lacks(self, subject: Subject) -> bool:
+        """True if something that the call is handed is a stand-in, and has no value."""
+        if not self.stand_ins:
+            return False
+        held = [*graph.raw_leaves(subject.state), *graph.attributes(subject.state)]
+        arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
+        return any(id(array) in self.stand_ins for array in arrays)
+
+    def require_values(self, subject: Subject) -> None:
+        """Raise `uncomputed.ValuesNeeded` if something that the call is handed has no value."""
+        if self.lacks(subject):
+            raise uncomputed.ValuesNeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +165,14 @@ class Call:
 
     subject: Subject
     nesting: Nesting
-    settings: Settings
-    example: Example
-    publish: Listener
+    settings: Settings = DEFAULTS
+    example: Example = field(default_factory=Example)
+    publish: Listener = nobody
     originals: Originals = field(default_factory=Originals)
     known: Known = field(default_factory=Known)
     """The facts that this call, and earlier ones with its signature, have shown."""
+    profile: Profile = UNKNOWN
+    """The facts of the un-nested call, where a trace takes it."""
 
     @property
     def memo(self) -> Memo:
@@ -111,9 +193,9 @@ class Call:
 
         return self.once(kind, undone, *key)
 
-    def announce(self, profile: Profile | None) -> None:
-        """Say that the nesting is about to run; without a profile, that the call is about to be traced for the first time."""
-        self.publish(CallStarted(self.subject, profile, self.nesting, self.settings))
+    def announce(self, *, known: bool = True) -> None:
+        """Say that the nesting is about to run; with no profile ``known``, that the call is about to be traced for the first time."""
+        self.publish(CallStarted(self.subject, self.profile if known else None, self.nesting, self.settings))
 
 
 Handed = Literal["own", "inputs", "copy", "traced"]
@@ -160,7 +242,7 @@ def with_earlier(call: Call) -> Call:
     refuse_a_second(subject, seen, example)
     anew = made_anew(subject, example) if "recompilation" in call.settings.invariants else None
     mapped = (
-        recall(call.memo.mapped, (subject.label, len(example.places)), lambda: seen.mapped)
+        recall(call.memo.first, ("mapped", subject.label, len(example.places)), lambda: seen.mapped)
         if call.settings.asserts_donation
         else None
     )
@@ -172,7 +254,7 @@ def refuse_a_second(subject: Subject, seen: Originals, example: Example) -> None
     """Compare a second instance with the first, as jax does with values that it keeps. Raises `CheckError` where that raises."""
     number_of_call = len(example.places)
     for path, value in seen.compared_by_value:
-        first = example.memo.compared_by_value.setdefault((path, number_of_call), value)
+        first = example.memo.first.setdefault(("compared by value", path, number_of_call), value)
         try:
             bool(first is value or first == value)
         except Exception:  # noqa: BLE001 - the user's code may raise anything
@@ -190,11 +272,12 @@ def made_anew(subject: Subject, example: Example) -> Fact | None:
     """
     memo, number_of_call = example.memo, len(example.places)
     key = (subject.name, number_of_call)
-    if key not in memo.made_anew:
+    if ("made anew", *key) not in memo.first:
         now = static_parts(subject)
-        first = memo.static_parts.setdefault(key, now)
+        first = memo.first.setdefault(("static parts", *key), now)
         names = tuple(other_parts(first, now, by_value=memo.same_arguments and number_of_call == 1))
         if not names:
             return None
-        memo.made_anew[key] = Fact("made anew", names)
-    return memo.made_anew[key]
+        memo.first["made anew", *key] = Fact("made anew", names)
+    made: Fact = memo.first["made anew", *key]
+    return made

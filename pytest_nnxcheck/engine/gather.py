@@ -24,8 +24,8 @@ from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, Growth, Memory,
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.comparison import compared, effect_against
 from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.observe import How, observe, traced_again
 from pytest_nnxcheck.engine.reference import Reference
-from pytest_nnxcheck.engine.run import measure, observe, traced_again
 from pytest_nnxcheck.invariants import own
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.invariants.case import Case, Differences, Donation, Judgement, Program, Tracers
@@ -47,12 +47,16 @@ class Ran:
     """A call that ran under its nesting."""
 
     call: Call
-    profile: Profile
     observation: Observation
     reference: Reference | None = None
     """The results of the same calls without the nesting, or of an un-nested call without its jits. `None` where no invariant compares values."""
     baseline: Nesting | None = None
     """The un-nested program that it is measured by. `None` where that cannot take the call."""
+
+    @property
+    def profile(self) -> Profile:
+        """The facts of the un-nested call."""
+        return self.call.profile
 
     @property
     def measured(self) -> bool:
@@ -142,8 +146,7 @@ def un_nested_memory(ran: Ran) -> Memory | None:
         return None
     if baseline.layers == ran.observation.nesting.layers:
         return ran.observation.memory
-    given = (call.subject, ran.profile, baseline, donate, call.memo.shared_programs)
-    return call.tried("un-nested memory", lambda: observe(*given).memory, donate, baseline)
+    return call.tried("un-nested memory", lambda: observe(call, baseline).memory, donate, baseline)
 
 
 def judged_advice(ran: Ran) -> tuple[Advice, ...]:
@@ -177,11 +180,8 @@ def growth(ran: Ran) -> Growth | None:
     loops = [layer for layer in nesting.layers if layer.row.grows]
     if len(loops) != 1 or short is None:
         return None
-
-    def measured() -> Memory | None:
-        return measure(call.subject, ran.profile, nesting, call.settings.donate, 2 * LENGTH)
-
-    long = call.once("longer", measured, call.settings.donate, nesting)
+    how = How(compiled=True, length=2 * LENGTH)
+    long = call.tried("longer", lambda: observe(call, nesting, how).memory, call.settings.donate, nesting)
     return Growth.between(str(loops[0]), LENGTH, short, long) if long else None
 
 
@@ -264,7 +264,7 @@ def second_call(ran: Ran) -> tuple[TypeMoved, ...]:
         return tuple(types_moved(subject, subject.state, observation.state))
     if nesting.layers[:1] != (Layer(JIT),):
         return ()
-    if not traced_again(subject, ran.profile, nesting, call.settings.donate, observation.state):
+    if not traced_again(call, nesting, observation.state):
         return ()
     return moved(subject, subject.state, observation.state)
 

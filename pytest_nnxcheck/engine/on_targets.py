@@ -19,7 +19,7 @@ from pytest_nnxcheck.compat import compile_cache, staging, targets
 from pytest_nnxcheck.compat.compile_cache import canonical
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.peak import OnTarget, Split, least_copy
-from pytest_nnxcheck.engine.compiled import Program
+from pytest_nnxcheck.engine.observe import Program
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import copies_in
 from pytest_nnxcheck.kept import Folder, Kept

@@ -20,8 +20,8 @@ from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
+from pytest_nnxcheck.engine.observe import How, observe
 from pytest_nnxcheck.engine.reference import Evaluated, meaning_of
-from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.subject.profile import in_arrays_alone
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
@@ -202,7 +202,7 @@ def not_in_refs(ran: Ran) -> Checked | None:
     if not ours or error is None or refused or observation.leaks or isinstance(error, Unfit):
         return None
     with subject.undone(subject.state):
-        raised = observe(in_arrays_alone(subject), ran.profile, nesting, "none").error
+        raised = observe(replace(call, subject=in_arrays_alone(subject)), nesting, How(donate="none")).error
     if raised is not None and not (nesting.captures and refusals.is_refusal(raised)):
         return None
     if subject.in_refs and bare:

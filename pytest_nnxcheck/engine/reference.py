@@ -18,9 +18,9 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
+from pytest_nnxcheck.compat.compile_cache import to_the_end
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.engine.run import run
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms.compose import un_nest
 from pytest_nnxcheck.transforms.layers import LENGTH
@@ -238,7 +238,7 @@ def follow(subject: Subject, start: Start, calls: int, *, apart: bool = False) -
                     error = refused
                     break
                 handed = read(subject, state)
-            returned, error = run(subject.program, state, tuple(map(copy_leaf, inputs)))
+            returned, error = to_the_end(subject.program, state, tuple(map(copy_leaf, inputs)))
             if error is None:
                 last = steps[-1].after if apart and steps else None
                 after = changed(handed, read(subject, state), last)

@@ -27,13 +27,11 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Listener, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
-from pytest_nnxcheck.engine.stage import Values
+from pytest_nnxcheck.engine.example import Example, Handed, Memo, call_unchecked
 from pytest_nnxcheck.reporting import report, violations
 from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.engine.memo import Memo
     from pytest_nnxcheck.engine.outcomes import Checked
     from pytest_nnxcheck.paste.files import Programs
 
@@ -326,7 +324,7 @@ class Executor:
 
     def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
         self.memo.run_of(body)
-        example = Example(self.memo, Values(self.values_needed))
+        example = Example(self.memo, self.values_needed)
         execution = Execution(self, example, nesting, settings)
         self.publish(BodyStarted(body))
         with _running(execution), example:
@@ -338,24 +336,24 @@ class Executor:
         return execution
 
     def _run(self, execution: Execution, body: Body) -> None:
-        values = execution.example.values
+        example = execution.example
         try:
             with flax_modes.flax_mode(execution.nesting.mode), compile_cache.compile_folder(self.compiles):
                 body()
-            self._require_values(values, None)
+            self._require_values(example, None)
         except (NestingRejected, NestingExcused):
             return
         except uncomputed.ValuesNeeded:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-            self._require_values(values, error)
+            self._require_values(example, error)
             execution.end_with(error)
         else:
             execution.end()
 
-    def _require_values(self, values: Values, error: BaseException | None) -> None:
+    def _require_values(self, example: Example, error: BaseException | None) -> None:
         """Raise `ValuesNeeded` if the body read a stand-in for a value, or got a stand-in and raised an exception of its own."""
-        if values.needed or not values.stand_ins or isinstance(error, InvariantViolation):
+        if example.values_needed or not example.stand_ins or isinstance(error, InvariantViolation):
             return
         if self.watch.saw or (error is not None and isinstance(error, Exception)):
             raise uncomputed.ValuesNeeded(of_body=True)

@@ -31,7 +31,7 @@ from pytest_nnxcheck.core.outcome import (
     Outcome,
 )
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Memo
 from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, report
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.execution import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_nnxcheck.core.catalogue import OWN_INVARIANTS, REGISTERED
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 
 
 @pytest.fixture(scope="module")

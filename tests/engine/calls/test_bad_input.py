@@ -13,8 +13,7 @@ from healthy import rngs
 
 from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 
 X = jnp.ones((2, 4))
 

@@ -18,9 +18,8 @@ from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.engine import check_call as checking_call
 from pytest_nnxcheck.engine import gather
 from pytest_nnxcheck.engine.check_call import check_call
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.subject.profile import profile
 from pytest_nnxcheck.subject.subject import identifiers

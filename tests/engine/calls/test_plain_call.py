@@ -9,8 +9,9 @@ from flax import nnx
 from healthy import FLAX, numbers, rngs
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.engine import stage
-from pytest_nnxcheck.engine.stage import Values
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.engine.example import Call, Example
+from pytest_nnxcheck.engine.observe import is_small
 from pytest_nnxcheck.subject import profile
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.values import uncomputed
@@ -121,26 +122,26 @@ def test_code_that_raises_on_arrays_is_run_where_it_is_small():
         check(OnlyTraced(), numbers((3, 4)), effort="quick")
 
 
+def small(model, x, example=None):
+    subject = bind(model, (x,), {})
+    facts = profile.profile(bind(model, (numbers(x.shape),), {}))
+    return is_small(Call(subject, Nesting(), example=example or Example(), profile=facts))
+
+
 def test_the_same_call_is_run_or_traced_whatever_was_compiled_before():
     linear, attention = nnx.Linear(4, 4, rngs=rngs()), nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs())
     for _ in range(2):
-        subjects = [bind(model, (numbers((2, 3, 4)),), {}) for model in (linear, attention)]
-        facts = [profile.profile(subject) for subject in subjects]
-        values = Values()
-        assert [stage.is_small(*pair, values) for pair in zip(subjects, facts, strict=True)] == [True, False]
+        assert [small(model, numbers((2, 3, 4))) for model in (linear, attention)] == [True, False]
 
 
 def test_a_call_that_is_handed_a_stand_in_is_not_run_for_nothing():
     """As the body's second call, which gets what the first returned."""
-    values = Values()
     x = uncomputed.stand_in(
         jax.typeof(numbers((3, 4))) if hasattr(jax, "typeof") else jax.core.get_aval(numbers((3, 4))), []
     )
-    values.stand_ins[id(x)] = x
-    subject = bind(nnx.Linear(4, 4, rngs=rngs()), (x,), {})
-    facts = profile.profile(bind(nnx.Linear(4, 4, rngs=rngs()), (numbers((3, 4)),), {}))
-    assert stage.is_small(subject, facts, Values())
-    assert not stage.is_small(subject, facts, values)
+    linear = nnx.Linear(4, 4, rngs=rngs())
+    assert small(linear, x)
+    assert not small(linear, x, Example(stand_ins={id(x): x}))
 
 
 def test_a_layer_is_one_operation_however_often_it_is_called():

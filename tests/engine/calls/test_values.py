@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import register_transform
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.engine import stage
+from pytest_nnxcheck.engine import observe
+from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.runner import conclude, hypothesis_test
 from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.values import uncomputed
@@ -221,7 +222,7 @@ class Keeps:
 
 
 @pytest.mark.parametrize("shortcuts", ["on", "off"])
-@pytest.mark.parametrize("operations", [1, stage.FEW + 1])
+@pytest.mark.parametrize("operations", [1, observe.FEW + 1])
 def test_the_un_nested_call_is_traced_too_where_no_value_is_read(shortcuts, operations):
     """But for one of a few operations."""
     eager = itertools.count()
@@ -294,7 +295,8 @@ def _tells(layers, **settings):
     from pytest_nnxcheck.subject.subject import bind
 
     subject = bind(Counts(), (numbers((2, 4)),), {})
-    return stage.tells(subject, profile(subject), Nesting.parse(layers), merge(parse_given(settings, str)))
+    chosen = merge(parse_given(settings, str))
+    return observe.tells(Call(subject, Nesting.parse(layers), chosen, profile=profile(subject)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from wild_training import TRAINING, Mlp, batch_of, functional_args, functional_s
 from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.reporting.notes import texts
 from pytest_nnxcheck.subject.profile import profile
@@ -46,7 +47,8 @@ def assert_healthy(subject, args, nesting, **settings):
 def test_every_leaf_of_a_training_step_keeps_its_pointer(nesting):
     case = TRAINING["mlp_and_adam"]()
     subject = bind(case.subject, case.args, {})
-    found = observe(subject, profile(subject), Nesting.parse(nesting), "state")
+    call = Call(subject, Nesting.parse(nesting), profile=profile(subject))
+    found = observe(call, call.nesting)
     assert found.error is None
     paths = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
     unchanged = paths - {move.before.path for move in found.moves}

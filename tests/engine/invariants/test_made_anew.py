@@ -12,8 +12,7 @@ from checking import call, some
 from flax import nnx
 from healthy import BATCH, HEALTHY, WIDTH, node_list, numbers, rngs
 
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 from pytest_nnxcheck.reporting import notes
 
 NUMBERS = itertools.count()

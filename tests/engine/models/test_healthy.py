@@ -13,8 +13,7 @@ from healthy import FLAX, HEALTHY, numbers
 from pytest_nnxcheck import Layer, Nesting, check
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import STYLES as ALL_STYLES
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 
 ALL = "tracers,memory,donation,recompilation,finite,parity"
 

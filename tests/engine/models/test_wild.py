@@ -19,8 +19,7 @@ from pytest_nnxcheck import CheckError, Nesting, check
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.engine.check_call import check_call
-from pytest_nnxcheck.engine.example import Example, Values
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -91,7 +90,7 @@ def is_node(value):
 
 def held(subject, *args, example=None, nesting="jit", **kwargs):
     """The output of a call whose values are read."""
-    example = example or Example(values=Values(needed=True))
+    example = example or Example(values_needed=True)
     found = check_call(subject, args, kwargs, nesting=Nesting.parse(nesting), settings=merge({}), example=example)
     assert found.outcome.verdict == "held", (text(found), found.error)
     return found.output

@@ -6,8 +6,7 @@ from checking import call
 from flax import nnx
 from healthy import FLAX, numbers
 
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 
 X = numbers((3, 8))
 XS = numbers((2, 3, 8))

@@ -13,8 +13,7 @@ from references import call, in_refs, needs_refs
 
 from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat.arrays import value_of
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 from pytest_nnxcheck.walk import openers
 from pytest_nnxcheck.walk.walk import walk
 

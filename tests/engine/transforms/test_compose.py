@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.run import observe
-from pytest_nnxcheck.engine.stage import Values
-from pytest_nnxcheck.subject.profile import Output, Profile, Training, profile
-from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.subject.profile import Output, Profile, Training
 from pytest_nnxcheck.transforms.bound import factor
 from pytest_nnxcheck.transforms.compose import output_shapes, primal, stack_inputs, un_nest
 
@@ -46,7 +43,7 @@ class Counts(nnx.Module):
 @pytest.fixture(scope="module")
 def reading_example():
     """With shortcuts, the values of the traced program: compiled as a whole, as for a test that reads them."""
-    return Example(values=Values(needed=True))
+    return Example(values_needed=True)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +123,8 @@ NESTED += [("grad[functional]", "scan"), ("fori_loop", "remat"), ("cond", "jit")
 
 @pytest.mark.parametrize("outer, inner", NESTED)
 def test_the_innermost_layer_is_blamed(outer, inner):
-    subject = bind(Caches(), (jnp.ones((2, 3)),), {})
-    with subject.undone(subject.state):
-        facts = profile(subject)
-    found = observe(subject, facts, Nesting.parse(f"{outer} > {inner}"), "none")
-    assert [(leak.path, str(leak.layer)) for leak in found.leaks] == [("CACHE['last']", inner)]
+    outcome = call(Caches(), jnp.ones((2, 3)), nesting=f"{outer} > {inner}").outcome
+    assert [(leak.path, str(leak.layer)) for leak in outcome.evidence.leaks] == [("CACHE['last']", inner)]
     assert "last" not in CACHE, "put back"
 
 

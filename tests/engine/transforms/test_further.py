@@ -12,7 +12,8 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import CheckError, Layer, Nesting, check
-from pytest_nnxcheck.engine.run import observe
+from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.observe import How, observe
 from pytest_nnxcheck.subject.profile import profile as profile_of
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms import layers
@@ -24,7 +25,8 @@ FEW = {"sweep": "singles", "max_examples": 0}
 def run(model, *inputs, nesting):
     """What the program of a nesting returned, gradients included."""
     subject = bind(model, inputs, {})
-    found = observe(subject, profile_of(subject), Nesting.parse(nesting), "none")
+    call = Call(subject, Nesting.parse(nesting), profile=profile_of(subject))
+    found = observe(call, call.nesting, How(donate="none"))
     assert found.error is None, found.error
     return found
 

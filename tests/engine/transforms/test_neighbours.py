@@ -21,8 +21,7 @@ from pytest_nnxcheck.core.notes import MergedVariables
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine import causes
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 from pytest_nnxcheck.reporting import hints, notes
 from pytest_nnxcheck.runner import conclude, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions

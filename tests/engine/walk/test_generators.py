@@ -13,8 +13,7 @@ from flax import nnx
 from healthy import BATCH, WIDTH, numbers, rngs
 
 from pytest_nnxcheck import CheckError, check
-from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.example import Example, Memo
 from pytest_nnxcheck.reporting import hints
 
 
