@@ -62,7 +62,7 @@ def parse(text: str) -> Document:
     content = _json(text, 1) if text.lstrip().startswith("{") else {}
     if content.get("schema") != NAME:
         raise Unreadable(f":1: this is no report of pytest-nnxcheck, it starts with {first[:40]!r}")
-    if content.get("version") != VERSION:
+    if content.get("version") not in range(1, VERSION + 1):
         what = f"this is version {shortly(content.get('version'))} of the report"
         raise Unreadable(f":1: {what}, which a later pytest-nnxcheck wrote; this one reads {VERSION}")
     return _document(content)

@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeVar
 
 from pytest_nnxcheck.core.facts import Leak, Lost, Stamp
 from pytest_nnxcheck.core.outcome import Verdict
-from pytest_nnxcheck.core.peak import Buffer, Captured, Growth, OnTarget, PeakLine, Split
+from pytest_nnxcheck.core.peak import Buffer, Captured, OnTarget, PeakLine, Split
 from pytest_nnxcheck.core.text import Row, Unreadable
 
-VERSION = 1
+VERSION = 2
 """The version of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
 
 NAME = "pytest-nnxcheck report"
@@ -140,7 +140,6 @@ class NestingRecord:
     buffers: tuple[BufferRecord, ...] = ()
     places: tuple[PeakLine, ...] = ()
     captured: tuple[Captured, ...] = ()
-    growth: Growth | None = None
     leaks: tuple[Leak, ...] = ()
     moves: tuple[Lost, ...] = ()
     reusable: tuple[str, ...] = ()
