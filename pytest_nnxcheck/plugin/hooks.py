@@ -97,9 +97,9 @@ def _register_parts(config: pytest.Config) -> None:
     """Add the hooks that the options of this run need beside the checks; a run loads no other of these modules. Raises `SettingError`."""
     named = options.named(config)
     if named or any(f"{CHECK_ID}::" in arg for arg in config.args):
-        from pytest_nnxcheck.named import items
+        from pytest_nnxcheck.named import register
 
-        items.register(config, named, _resolve_settings)
+        register(config, named, _resolve_settings)
     if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
         from pytest_nnxcheck.plugin import reports
 

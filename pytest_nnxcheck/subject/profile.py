@@ -39,8 +39,6 @@ class Output:
     """The places of its arrays in what the user's function returns."""
     plain: bool = False
     """True if jax alone gives it its structure: arrays and numbers, in containers that jax knows."""
-    opened: tuple[tuple[str, Any], ...] = ()
-    """The classes of the objects in it that jax knows nothing of, with their fields."""
     origins: tuple[frozenset[int], ...] = ()
     """The numbers of the inputs that go into each array."""
     handed_out: tuple[int | None, ...] = ()
@@ -244,7 +242,6 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
         bytes=sum(map(nbytes, evaluation.out)),
         names=tree.names,
         plain=tree.plain,
-        opened=tree.opened,
         origins=tuple(
             frozenset(number for number in inputs if bits >> (leaves + number) & 1) for bits in evaluation.origins
         ),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import CodeType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,10 @@ class Nodes(nnx.Module):
             setattr(self, name, node)
 
 
+Unwrapped = Literal["partial", "cached partial", "method", "object"]
+"""A kind of callable that holds arguments of the function behind it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """The source of a leaf of the call's arguments: a graph node or a reference by name, or an input by number."""
@@ -62,8 +66,6 @@ class OutputTree:
     """The arrays; until the program has ended their types."""
     plain: bool = False
     """True if jax alone gives the output its structure: arrays and numbers, in containers that jax knows."""
-    opened: tuple[tuple[str, Any], ...] = ()
-    """The classes of the objects in it that were opened, with their fields."""
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
     """A function that gives arrays the structure of the output."""
 
@@ -105,12 +107,14 @@ class Subject:
     """The plain objects that hold graph nodes or arrays."""
     code: Any
     """A key of the code and the static values of this call, to tell them from another's."""
-    plain: bool = False
-    """True if jax alone takes the arguments apart."""
+    arguments: Any = ((), {})
+    """The arguments of ``function`` as `open_up` opens them: by position, and by name."""
+    sources: tuple[Any, ...] = ()
+    """For each of their leaves its `Source`, or the static value that it is."""
+    unwrapped: tuple[Unwrapped, ...] = ()
+    """The kinds of callable that the user wrapped, down to ``function``."""
     in_refs: bool = False
     """True if the Variables of its copies are references."""
-    partial: bool = False
-    """True if some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
 
     def split(self) -> tuple[Any, Any]:
         """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a reference in two places."""
@@ -312,7 +316,8 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
 
     Raises `CheckError` for a subject that is not callable and for inputs that no transform can take.
     """
-    function, args, kwargs, labels = unwrap(subject, args, kwargs, owner)
+    unwrapped: list[Unwrapped] = []
+    function, args, kwargs, labels = unwrap(subject, args, kwargs, unwrapped, owner)
     try:
         tree = plain_objects.open_up((args, kwargs))
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=graph.is_graph_node)
@@ -320,12 +325,10 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
         raise CheckError(
             f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}"
         ) from None
-    given = jax.tree.leaves((args, kwargs), is_leaf=graph.is_graph_node)
-    plain = not holds_arguments(subject) and list(map(id, given)) == [id(leaf) for _, leaf in leaves]
-    parts = Parts(opened=tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), plain=plain)
+    parts = Parts(tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), tuple(unwrapped))
     for path, leaf in leaves:
         parts.file(name_of(path, labels), leaf)
-    return assemble(subject, function, treedef, parts)
+    return assemble(subject, function, tree, treedef, parts)
 
 
 @dataclass(slots=True)
@@ -333,7 +336,7 @@ class Parts:
     """The leaves of a call's arguments, sorted into graph nodes, inputs and static values; ``values`` are those of the nodes' Variables."""
 
     opened: tuple[tuple[str, Any], ...]
-    plain: bool
+    unwrapped: tuple[Unwrapped, ...]
     nodes: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     values: list[Any] = field(default_factory=list)
@@ -362,31 +365,27 @@ class Parts:
 
 
 def unwrap(
-    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
+    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], unwrapped: list[Unwrapped], name: str = ""
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]:
-    """The function behind a module, a bound method or a partial; its arguments, with those that they hold; the names of the arguments."""
+    """The function behind a module, a bound method or a partial, whose kinds go into ``unwrapped``; its arguments, with those that they hold; the names of the arguments."""
     if not callable(subject):
         raise CheckError(
             f"nnx_wrap got {type(subject).__name__}, which is not callable: "
             "wrap a module with __call__, a bound method such as model.decode, or a function"
         )
     if isinstance(subject, functools.partial):
-        return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, name)
+        unwrapped.append("partial")
+        return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, unwrapped, name)
     if cached := graph.cached_partial(subject):
-        return unwrap(cached[0], (*cached[1], *args), kwargs, name)
+        unwrapped.append("cached partial")
+        return unwrap(cached[0], (*cached[1], *args), kwargs, unwrapped, name)
     owner, function = owner_of(subject)
     if owner is None:
         return subject, args, kwargs, argument_names(subject, args)
+    unwrapped.append("object" if owner is subject else "method")
     args = (owner, *args)
     own = name or ("model" if graph.is_graph_node(owner) else "self")
     return function, args, kwargs, [own, *argument_names(function, args)[1:]]
-
-
-def holds_arguments(subject: Any) -> bool:
-    """True if arguments of the call are in an `nnx.cached_partial`."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    return graph.cached_partial(subject) is not None
 
 
 def owner_of(subject: Any) -> tuple[Any, Any]:
@@ -447,7 +446,7 @@ def refuse_variables(label: str, variables: list[tuple[Path, Any]]) -> None:
             raise CheckError(ref_refused(spell(label, path)))
 
 
-def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts) -> Subject:
+def assemble(subject: Any, function: Callable[..., Any], arguments: Any, treedef: Any, parts: Parts) -> Subject:
     """Put the parts of a call together as a program of state and inputs."""
     nodes, sources, inputs = parts.nodes, parts.sources, parts.inputs
     names = tuple(nodes)
@@ -470,7 +469,6 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
                 arrays, tree.rebuild, tree.names = flatten_output(output, state, home)
                 tree.plain = is_plain(output)
                 tree.arrays = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arrays)
-                tree.opened = () if tree.plain else tuple(plain_objects.fields_by_class(output).items())
             return arrays
 
         labelled(program, function)
@@ -497,8 +495,9 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         labels=parts.labels,
         opened=parts.opened,
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
-        plain=parts.plain,
-        partial=isinstance(subject, functools.partial) or inspect.ismethod(subject) or holds_arguments(subject),
+        arguments=arguments,
+        sources=tuple(sources),
+        unwrapped=parts.unwrapped,
     )
 
 

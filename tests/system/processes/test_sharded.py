@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.paste.layers import zeros
+from pytest_nnxcheck.paste.program import zeros
 
 DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
