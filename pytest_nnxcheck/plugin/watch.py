@@ -114,9 +114,12 @@ class WatchHooks:
             looks.append(self._look(item, set_up_before))
             left = LeftBehind(
                 before,
-                (*inside, *self.reported.new(looks[-1])),
-                programs.merged(unused, self.programs.unused),
-                self.programs.take(),
+                (
+                    *inside,
+                    *self.reported.new(looks[-1]),
+                    *programs.merged(unused, self.programs.unused),
+                    *self.programs.take(),
+                ),
             )
             self._note(item, left, complete=all(seen.complete for seen in looks))
             if left and (raised or not self.fails):
