@@ -64,7 +64,7 @@ def test_notes_of_the_user_and_of_hypothesis_stay():
 
 
 def test_an_exception_of_ours_says_so_and_nothing_of_the_users_object(monkeypatch):
-    monkeypatch.setattr(profile, "evaluated", operator.attrgetter("no_such_name"))
+    monkeypatch.setattr(profile, "state_of", operator.attrgetter("no_such_name"))
     with pytest.raises(AttributeError) as raised:
         assert_invariants(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2)), effort="quick")
     (note,) = raised.value.__notes__
