@@ -224,6 +224,13 @@ def function_name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
+def users_function(function: Any) -> Any:
+    """The function that the user wrote, without the transforms and partials around it."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__func__", inner)
+    return inner if inner is function else users_function(inner)
+
+
 def is_plain(output: Any) -> bool:
     """True if an output is made of arrays and numbers, in containers that jax knows."""
     leaves = jax.tree.leaves(output, is_leaf=graph.is_graph_node)

@@ -57,20 +57,6 @@ def compiled(folder, f, *args):
     return read, "cache_hits" in EVENTS, before == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after)]
 
 
-def pure(model, *, length=1):
-    graphdef, state = nnx.split(model)
-
-    def f(state, x):
-        def body(state, x):
-            inner = nnx.merge(graphdef, state)
-            y = inner(x)
-            return nnx.state(inner), y
-
-        return jax.lax.scan(body, state, x) if length > 1 else body(state, x)
-
-    return f, state
-
-
 CONSTANT = jnp.arange(4096.0).reshape(64, 64)
 
 
@@ -78,33 +64,11 @@ def captures(state, x):
     return state + 1.0, jnp.sin(x @ CONSTANT) @ CONSTANT
 
 
-def cases():
-    scan, scanned = pure(Net(), length=3)
-    return {
-        "scan": (scan, scanned, jnp.ones((3, 8, 8))),
-        "captured": (captures, jnp.ones((64, 64)), jnp.ones((64, 64))),
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["scan", "captured"])
-def test_a_program_from_the_folder_tells_the_same(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(compile_cache, "EQUAL_FROM", (0,))  # on every version: what the table says of it is held too
-    f, *args = cases()[name]
-    # From one line: the frames of all callers are in the key.
-    found = [compiled(tmp_path, f, *args) for _ in range(2)]
-    ((memory, aliases), *first), ((again, same), *second) = found
-    assert (first, second) == ([False, True], [True, True])
-    assert entries(tmp_path)
-    assert memory.named
-    assert any(buffer.stack for buffer in memory.buffers)
-    assert aliases
-    assert same == aliases
-    if WORKS:
-        assert again == memory
-    else:
-        assert (again.aliased, again.buffers) == (0, memory.buffers)
-        assert memory.aliased > 0
+def test_the_table_says_where_it_is_off(tmp_path):
+    reason = compile_cache.no_compile_cache()
+    assert reason == ("" if WORKS else f"jax {jax.__version__} loads programs without their aliased bytes")
+    compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
+    assert bool(entries(tmp_path)) is WORKS
 
 
 @pytest.mark.slow
@@ -144,11 +108,40 @@ def test_moved_lines_are_not_served_as_they_were(tmp_path):
     assert moved == (False, first[1])
 
 
+def damage(folder, how):
+    for path in folder.glob("*-cache"):
+        content = path.read_bytes()
+        path.unlink()
+        if how == "a folder":
+            (path / "inside").mkdir(parents=True)
+        elif how == "a pipe":
+            os.mkfifo(path)
+        elif how == "a link to nothing":
+            path.symlink_to("nothing")
+        else:
+            half = len(content) // 2
+            flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
+            path.write_bytes(
+                {
+                    "noise": b"\0noise" * 99,
+                    "empty": b"",
+                    "cut": content[:half],
+                    "one bit": flipped,
+                    "longer": content * 2,
+                }[how]
+            )
+
+
 @pytest.mark.slow
 @works
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_damaged_entry_costs_one_compile_and_no_more(strict, tmp_path):
-    """Whatever the damage is: see `test_kept`. With ``strict``, errors of the cache raise."""
+@pytest.mark.parametrize(
+    "how, strict",
+    [
+        *((how, False) for how in ("empty", "cut", "one bit", "longer", "a folder", "a pipe", "a link to nothing")),
+        ("noise", True),  # errors of the cache raise
+    ],
+)
+def test_a_damaged_entry_costs_one_compile_and_no_more(how, strict, tmp_path):
     found = []
     before = jax.config.jax_raise_persistent_cache_errors
     jax.config.update("jax_raise_persistent_cache_errors", strict)
@@ -156,8 +149,8 @@ def test_a_damaged_entry_costs_one_compile_and_no_more(strict, tmp_path):
         for _ in range(3):
             # A warning would be an error here.
             found.append(compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64))))
-            for path in tmp_path.glob("*-cache") if len(found) == 1 else ():
-                path.write_bytes(path.read_bytes()[:-9])
+            if len(found) == 1:
+                damage(tmp_path, how)
         assert found[1] == found[0]
         assert found[1][1:] == (False, True)
         assert found[2] == (found[0][0], True, True)
@@ -171,7 +164,9 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     file = tmp_path / "file"  # for root every folder can be written
     file.write_text("")
     _, hit, kept = compiled(file, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
-    assert (hit, kept, file.read_text()) == (False, True, "")
+    assert not hit
+    assert kept
+    assert file.read_text() == ""
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -193,15 +188,6 @@ def test_jax_is_put_back(raises, tmp_path):
     with compile_cache.cached_compiles():  # nobody said where
         jax.jit(lambda x: x * 4)(jnp.ones(5))
     assert entries(tmp_path / "kept") == kept
-
-
-def test_a_program_of_a_target_compiles_without_a_folder_while_ours_is_open(tmp_path):
-    with compile_cache.compile_folder(tmp_path / "kept"), compile_cache.cached_compiles():
-        with compile_cache.judged_compiles(ours=False):
-            jax.jit(lambda x: x - 1)(jnp.ones(5))
-        assert not entries(tmp_path / "kept")
-        jax.jit(lambda x: x - 2)(jnp.ones(5))
-    assert bool(entries(tmp_path / "kept")) is WORKS
 
 
 SCALES = """

@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import broken, call, near, text
 from flax import nnx
 from healthy import BATCH, numbers
 from kept_tracers import look, tracer_of
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.subject.subject import bind
 
 

@@ -17,12 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import call
+from checking import Example, call
 from flax import nnx
 from healthy import rngs
 from kept_tracers import look, tracer_of
 
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.walk import visit
 from pytest_nnxcheck.walk.walk import Walk, tracers_since
 
