@@ -11,7 +11,6 @@ MISFITS: dict[MisfitKind, str] = {
     "backwards": "grad cannot go backwards through a while_loop: its number of steps is not known beforehand",
     "inside itself": "{of}",
     "retyped": "{keeps}: the call makes {of}, which is {types[0]}, a {types[1]}",
-    "retyped, twice": "makes the call twice, and the first makes {of}, which is {types[0]}, a {types[1]}",
     "relabelled": "{keeps}: the call turns {types[0]} of {of} from {types[1]} into {types[2]}",
     "added": "{carries}, and the call adds {of} to it",
     "removed": "{carries}, and the call takes {of} out of it",
@@ -27,7 +26,7 @@ MISFITS: dict[MisfitKind, str] = {
     "own jit": "a jitted function that {of} keeps has captured what {of} holds, and goes on with that whatever it holds"
     " by now: hand the module to the jitted function as an argument",
     "no nnx.shard_map": "flax {of} has no nnx.shard_map",
-    "no rule": "jax {of} cannot do this: {other}",
+    "refused": "{of} cannot do this: {other}",
     "reference carried": "{carries}, and jax takes no reference in a carry, such as {of}",
     "in references": "not supported in references: {other}",
     "branch in a loop": "jax {of} cannot differentiate a branch in a loop for this call",

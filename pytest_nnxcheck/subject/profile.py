@@ -93,7 +93,7 @@ class StateUse:
     lost: frozenset[Path] = frozenset()
     """The references that it leaves as they are, and would change as arrays: a transform of flax inside of it writes to copies of them."""
     restored: frozenset[Path] = frozenset()
-    """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
+    """The leaves that it writes and gives their value back, see `engine.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
 
     @property
     def written(self) -> frozenset[Path]:
