@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pytest_nnxcheck.checks.check_call import check_call
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.engine.example import Example
 
 WIDTH = 256

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck.core.catalogue import INVARIANT_ROWS, OWN_INVARIANTS, OWN_NEEDS, InvariantRow, layer_names
+from pytest_nnxcheck.core.catalogue import INVARIANT_ROWS, OWN_INVARIANTS, InvariantRow, layer_names
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.text import first_line, near, place_of
 
@@ -60,8 +60,15 @@ def add(invariant: Invariant, *, default: bool) -> None:
             " another name"
         )
     default = default or (earlier is not None and earlier.default)
-    row = InvariantRow(invariant.name, OWN_NEEDS, default, invariant.compiled, invariant.values, runs=invariant.values)
-    OWN_INVARIANTS[invariant.name] = row._replace(function=invariant.function, place=place)
+    OWN_INVARIANTS[invariant.name] = InvariantRow(
+        invariant.name,
+        default=default,
+        compiled=invariant.compiled,
+        values=invariant.values,
+        runs=invariant.values,
+        function=invariant.function,
+        place=place,
+    )
 
 
 def handed_in(hook: Any, config: pytest.Config) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ from flax import nnx
 from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import Layer, Nesting
+from pytest_nnxcheck.checks.check_call import Checked, check_call
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.peak import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.engine.check_call import Checked, check_call
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.reporting import violations
 

@@ -125,7 +125,7 @@ def fake(monkeypatch: pytest.MonkeyPatch):
     import fake_engine
 
     monkeypatch.setitem(
-        sys.modules, "pytest_nnxcheck.engine.check_call", sys.modules.get("pytest_nnxcheck.engine.check_call")
+        sys.modules, "pytest_nnxcheck.checks.check_call", sys.modules.get("pytest_nnxcheck.checks.check_call")
     )
     fake_engine.install()
     return fake_engine

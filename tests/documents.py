@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import Layer, Nesting, Outcome, Report, Violation
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.facts import Evidence, Leak, Lost
-from pytest_nnxcheck.core.peak import Buffer, Captured, Growth, PeakLine, Split
+from pytest_nnxcheck.core.peak import Buffer, Captured, PeakLine, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import records
 
@@ -33,7 +33,6 @@ EVIDENCE = Evidence(
     ),
     places=(PeakLine("model.py:7", ("test_model.py:9",), False, 1, 3 * MIB, 0, 0, MIB),),
     captured=(Captured(MIB, "float32[512,512]", "model.py:5", "model.TABLE"),),
-    growth=Growth("scan", 2, Split(0, 0, MIB, 0, 0)),
     leaks=(Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "model.py:8", "scan"),),
     moves=(Lost("model.kernel", "float32[3]", "bfloat16[3]"),),
     reusable=("x",),

@@ -101,7 +101,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, example, publish, ow
 
 def install() -> None:
     """Take the place of the real module; pytester's snapshot of the modules, or the end of the process, puts it back."""
-    module = types.ModuleType("pytest_nnxcheck.engine.check_call")
+    module = types.ModuleType("pytest_nnxcheck.checks.check_call")
     module.Checked, module.check_call = Checked, check_call
-    sys.modules["pytest_nnxcheck.engine.check_call"] = module
+    sys.modules["pytest_nnxcheck.checks.check_call"] = module
     RUNS.clear()

@@ -1,12 +1,15 @@
 """The transforms and the invariants: one row each. Every other table of them is a query of these rows.
 
-To add a transform: a row here, its functions in `transforms`, a hint in `reporting.hints`. To add an invariant: a row here, and a file of
-its name in `invariants`; a fact that it needs and nobody gathers yet is a field of `invariants.case.Case` and a function of `engine.gather`.
+To add a transform: a row here, its functions in `transforms`, a hint in `core.notes`. To add an invariant: one file in `invariants`, which begins
+with its row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 STYLES = ("argument", "functional", "closure", "jax_closure")
@@ -107,41 +110,47 @@ FURTHER = tuple(row.name for row in ROWS if not row.default and row.name != CALL
 """Transforms that are in a nesting only where ``transforms`` names them."""
 
 
+LEAST_SEVERE = 1000
+"""The severity of the user's own invariants."""
+
+
 class InvariantRow(NamedTuple):
     """One invariant."""
 
     name: str
-    needs: tuple[str, ...]
-    """The facts that the engine gathers for it: fields of `invariants.case.Case`."""
+    order: int = 0
+    """The place among the built-in ones in which it is judged, and named in documents."""
+    severity: int = LEAST_SEVERE
+    """A failure is named after the invariant that broke with the smallest number."""
     default: bool = False
     """It is asserted where ``invariants`` names no others."""
     compiled: bool = False
     """It is about compiled programs: asserted where the outermost layer is a jit."""
+    targeted: bool = False
+    """The compilers of targets judge it as well."""
     values: bool = False
     """It is about values, which a trace does not have; asserted where all other invariants hold."""
     runs: bool = False
     """It needs a run: not asserted of an abstract call."""
+    error: str = "InvariantViolation"
+    """The class of `core.errors` that a test fails with."""
     function: Callable[[Any], Iterable[Any]] | None = None
     """The function of an invariant of the user's own."""
     place: str = ""
     """``file:line`` of that function."""
 
 
-INVARIANT_ROWS = (
-    InvariantRow("tracers", ("tracers",), default=True),
-    InvariantRow("memory", ("program", "advice", "targets"), default=True, compiled=True),
-    InvariantRow("donation", ("donation", "targets"), default=True, compiled=True),
-    InvariantRow("recompilation", ("second_call", "inner_jits"), compiled=True, runs=True),
-    InvariantRow("finite", ("not_finite",), values=True, runs=True),
-    InvariantRow("parity", ("differences",), values=True, runs=True),
-)
-"""All invariants, in the order in which they are judged."""
+def _built_in(folder: Path) -> Iterator[InvariantRow]:
+    """The row of each file of a folder that has one, read from its text: to import the file would import jax, in every run of pytest."""
+    for path in folder.glob("*.py"):
+        if row := re.search(r"^ROW = (InvariantRow\(.*?\))$", path.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            call = ast.parse(row[1], mode="eval").body
+            assert isinstance(call, ast.Call)
+            yield InvariantRow(path.stem, **{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
 
-OWN_NEEDS = ("nested_call",)
-"""The facts that an invariant of the user's own needs."""
 
-MOST_SERIOUS = ("tracers", "donation", "memory", "parity")
-"""A failure is named after the first of these that broke; the others follow in the order of their rows."""
+INVARIANT_ROWS = tuple(sorted(_built_in(Path(__file__).parents[1] / "invariants"), key=lambda row: row.order))
+"""All built-in invariants, in the order in which they are judged."""
 
 INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
 """The invariants that are asserted by default."""
@@ -149,7 +158,7 @@ INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
 OPTIONAL_INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if not row.default)
 """The invariants that are asserted only where they are named."""
 
-TARGETED = frozenset({"memory", "donation"})
+TARGETED = frozenset(row.name for row in INVARIANT_ROWS if row.targeted)
 """The invariants that the compilers of targets judge as well."""
 
 OWN_INVARIANTS: dict[str, InvariantRow] = {}
@@ -190,9 +199,8 @@ def rows_of(names: Iterable[str]) -> tuple[InvariantRow, ...]:
 
 
 def severity(invariant: str) -> int:
-    """Rank of an invariant among those that broke: the most serious has the smallest number."""
-    names = dict.fromkeys((*MOST_SERIOUS, *invariant_names(), invariant))
-    return [*names].index(invariant)
+    """The severity of an invariant by its name."""
+    return next((row.severity for row in invariant_rows() if row.name == invariant), LEAST_SEVERE)
 
 
 class Registered(NamedTuple):

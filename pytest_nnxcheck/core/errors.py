@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_nnxcheck.core.catalogue import invariant_rows
 from pytest_nnxcheck.core.text import Unreadable
 
 if TYPE_CHECKING:
@@ -90,15 +91,8 @@ class SettingError(CheckError, Unreadable):
     """A setting cannot be read; the text names the source, the value and what to write instead."""
 
 
-ERRORS: dict[str, type[InvariantViolation]] = {
-    "tracers": TracerResidue,
-    "memory": MemoryBudgetExceeded,
-    "donation": DonationLost,
-    "parity": ParityLost,
-}
-"""The exceptions of the invariants that have their own."""
-
-
 def error_for(outcome: Outcome, message: str) -> InvariantViolation:
     """The exception for an outcome that broke invariants: that of the first."""
-    return ERRORS.get(outcome.violations[0].invariant, InvariantViolation)(message, outcome)
+    names = {row.name: row.error for row in invariant_rows()}
+    error: type[InvariantViolation] = globals()[names.get(outcome.violations[0].invariant, InvariantViolation.__name__)]
+    return error(message, outcome)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.peak import (
@@ -16,7 +16,6 @@ from pytest_nnxcheck.core.peak import (
     Buffer,
     Captured,
     Copies,
-    Growth,
     Memory,
     OnTarget,
     PeakLine,
@@ -102,6 +101,10 @@ class Leak:
     keeper: str = field(default="", metadata=UNRECORDED)
     """The path of the object that keeps a function which captured it."""
 
+    def words(self) -> str:
+        """Its place, as the cause of a failure."""
+        return f"tracer left in {self.path}: {self.type}" + (f", created at {self.line}" if self.line else "")
+
     @property
     def captured(self) -> bool:
         """True if the layer that leaked it captured the module."""
@@ -138,8 +141,8 @@ class Observation:
     memory: Memory | None = None
     copies: Copies = NO_COPIES
     moves: tuple[Move, ...] = ()
-    lost: tuple[Leaf, ...] = ()
-    """The donated leaves to name for the buffers that were lost."""
+    reused: frozenset[int] = frozenset()
+    """The pointers of all arrays that came back."""
     abstract: bool = False
     """True if the program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract."""
     proves: bool = True
@@ -189,84 +192,6 @@ class NestedCall:
         return f"<NestedCall {self.nesting}>"
 
 
-# --- what the un-nested call spends memory on: bytes a device, and the user's line, empty where there is none
-
-
-@dataclass(frozen=True, slots=True)
-class Recast:
-    """All of a leaf in another dtype."""
-
-    leaf: int
-    """The number of the program's input."""
-    line: str
-    dtype: str
-    type: str
-    bytes: int
-    """The size of the new array."""
-    widens: bool
-    looped: bool
-    """True if a loop takes it."""
-    name: str = ""
-
-
-Twice = Literal[
-    "old and new at once",
-    "read, then written",
-    "stacked anew",
-    "joined",
-    "cut and joined again",
-    "reordered",
-]
-"""The reason why all of a leaf is in memory once more: a word of `reporting.hints.TWICE`."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTwice:
-    """All of some leaves once more; as advice, all leaves of a line."""
-
-    leaves: tuple[int, ...]
-    """The numbers of the program's inputs."""
-    operation: Twice
-    line: str
-    types: tuple[str, ...]
-    """The types of the arrays, or of their parts."""
-    bytes: int
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The values that the scans of a line save for their backward pass."""
-
-    line: str
-    steps: int
-    bytes: int
-    """The sum over all steps."""
-    carried: int
-    """The part of these bytes that the carry needs, which a remat saves as well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A stacked output of a scan whose steps nothing reads, or one of them."""
-
-    line: str
-    type: str
-    bytes: int
-    """The sum over all steps."""
-    read: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Waste:
-    """The memory that the jaxpr of a call spends by its own structure."""
-
-    recasts: tuple[Recast, ...] = ()
-    saved: tuple[Saved, ...] = ()
-    stacks: tuple[Stack, ...] = ()
-    twice: tuple[HeldTwice, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class CallProgram:
     """The traced program of the un-nested call: a function of the leaves of the state and the inputs."""
@@ -284,7 +209,10 @@ class CallProgram:
     """True if it has a conditional."""
     calls_back: bool = False
     """True if it runs Python code, or may raise, while the program runs."""
-    waste: Waste = Waste()
+    jaxpr: Any = None
+    """The program itself; `None` where it is not known."""
+    rewritten: Mapping[int, int] = field(default_factory=dict)
+    """The results that are new values of arguments, by the number of the argument."""
     precision: float = 0.0
     """The distance between one and the next number of the lowest floating type that it computes in."""
     equations: int = 0
@@ -297,51 +225,6 @@ class CallProgram:
     """True if a scan takes references step by step."""
     written_twice: str = ""
     """The line of a `jax.checkpoint` whose writes to a reference a gradient makes a second time; empty without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class LargeLine:
-    """A line whose arrays are larger than all that goes into the call and comes out of it."""
-
-    line: str
-    bytes: int
-    type: str
-    """The type of the largest."""
-    operation: str
-    """The operation of the largest."""
-    handed: int
-    """Bytes of all that goes in and comes out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unused:
-    """State that the call neither reads nor writes."""
-
-    names: tuple[str, ...]
-    """The largest parts that are unused as a whole."""
-    bytes: int
-    line: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NotDonated:
-    """State that the call changes, where the wrapped function is itself a jit that does not donate it."""
-
-    function: str
-    jit: str
-    """The jit as its user writes it."""
-    line: str
-    """The line where the function begins."""
-    arguments: tuple[str, ...]
-    """The arguments that hold the state."""
-    donate: str
-    """The option that donates all that changes."""
-    bytes: int
-    """The bytes that are in memory old and new."""
-
-
-Advice = HeldTwice | Recast | LargeLine | Saved | Stack | Unused | NotDonated
-"""One thing that most authors would change."""
 
 
 # --- what reports keep
@@ -362,8 +245,6 @@ class Evidence:
     """All of them, the small ones too, by the line that made them: the largest lines."""
     captured: tuple[Captured, ...] = ()
     """The arrays that the call captures, largest first."""
-    growth: Growth | None = None
-    """Measured only where memory is violated under one generated loop."""
     leaks: tuple[Leak, ...] = ()
     moves: tuple[Lost, ...] = ()
     """The donated leaves that lost their buffer."""
@@ -371,15 +252,6 @@ class Evidence:
     """Names of inputs that were not donated, though an output has their type and could take their buffer."""
     targets: tuple[OnTarget, ...] = ()
     """The same program on each target that it was compiled for."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UnNested:
-    """The bytes of the un-nested program of one call, and advice on them. An equal one is of another call: both are kept."""
-
-    name: str
-    evidence: Evidence
-    advice: tuple[Advice, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,64 +5,71 @@ Pure data: nothing here imports jax, flax, hypothesis or pytest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pytest_nnxcheck.core.catalogue import severity
-from pytest_nnxcheck.core.facts import Advice, ArrayType, Evidence, Leak, UnNested
-from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
-from pytest_nnxcheck.core.notes import Explanation, Note
-from pytest_nnxcheck.core.peak import UNRECORDED, Bound, Figures, OnTarget, PeakCause
+from pytest_nnxcheck.core.facts import Evidence
+from pytest_nnxcheck.core.nesting import Misfit, Nesting
+from pytest_nnxcheck.core.notes import Note
+from pytest_nnxcheck.core.peak import UNRECORDED, OnTarget
+from pytest_nnxcheck.core.text import Row
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
 
 
+class Words(NamedTuple):
+    """The message of one broken invariant, without what the figures add."""
+
+    summary: str
+    rows: list[Row]
+    hint: str
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one."""
+    """One thing that is broken, as data, which words itself: ``path`` is the leaf or the place in the model, where it is about one.
+
+    The first finding of an invariant gives its message the summary, the last rows and the hint; the others give rows.
+    """
 
     path: str = ""
 
+    SHOWN: ClassVar[int] = 6
+    """Findings that a message has rows of: as many as people read. The others are counted."""
+    OF_PEAK: ClassVar[bool] = False
+    """True if it is about the peak of a program, whose lines and buffers the message shows then."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracerLeft(Finding):
-    """A tracer that outlived its trace."""
+    def sentence(self) -> str:
+        """Say what is wrong, in one line."""
+        return self.path
 
-    leak: Leak
-    has_data: bool = False
-    """True if the installed flax has `nnx.data`."""
+    def rows(self) -> Iterable[Row]:
+        """Its rows of the message."""
+        return ()
 
+    def first_rows(self) -> Iterable[Row]:
+        """Its rows where it is the first, whose sentence is the summary."""
+        return self.rows()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeInEndedTrace(Finding):
-    """A Variable that flax refuses to write."""
+    def last_rows(self) -> Iterable[Row]:
+        """Rows below those of all findings."""
+        return ()
 
-    type: str
-    """The type of the Variable and of its value."""
+    def cure(self) -> str:
+        """The change to make; empty if no advice is certain to be right. A test makes the change, and sees the nesting hold."""
+        return ""
 
+    def words(self, others: Sequence[Finding] = ()) -> Words:
+        """Word the message of an invariant whose first finding this is; the ``others`` follow it."""
+        shown = others[: self.SHOWN - 1]
+        rows = [*self.first_rows(), *(row for each in shown for row in each.rows()), *uncounted(others[len(shown) :])]
+        return Words(self.sentence(), [*rows, *self.last_rows()], self.cure())
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTouched(Finding):
-    """A leaf that a layer changed, though it only asks for shapes."""
-
-    layer: Layer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakOverBudget(Finding):
-    """More than the budget."""
-
-    figures: Figures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateCopied(Finding):
-    """Copies of the state at the peak."""
-
-    figures: Figures
-    bytes: int
-    """The size of all copies together."""
+    def brief(self, summary: str, evidence: Evidence | None) -> str:  # noqa: ARG002 - for those that say it with figures
+        """Say what breaks in a part of a summary line, where it is about no leaf."""
+        return summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,173 +79,9 @@ class FindingOnTarget(Finding):
     on: OnTarget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoesNotFit(FindingOnTarget):
-    """More than a program may use of the memory of a target."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverBudgetOnTarget(FindingOnTarget):
-    """More than a budget in bytes allows, on a target."""
-
-    bound: Bound
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedOnTarget(FindingOnTarget):
-    """Copies of the state at the peak, on a target."""
-
-    cause: PeakCause = ""
-    """The `PeakCause` of the program on the CPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostOnTarget(FindingOnTarget):
-    """Donated leaves, ``on.lost``, whose buffers are lost on a target, and kept on the CPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantsCaptured(Finding):
-    """Arrays of the user's that became constants of the program."""
-
-    figures: Figures
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWasted(Finding):
-    """Memory that the un-nested call need not spend."""
-
-    advice: tuple[Advice, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedBuffer(Finding):
-    """Two leaves in one buffer, and a program donates one of them."""
-
-    other: str
-    twice: bool
-    """True if both are donated; else the other is used beside that."""
-    inside: bool = False
-    """True if a jit of the call's own donates them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphaned(Finding):
-    """A leaf that the call gave the array of an ``other`` one, which a jit inside the call donates."""
-
-    other: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewedBuffer(Finding):
-    """A donated leaf whose buffer a NumPy array, or another array, looks into."""
-
-    holder: str
-
-
-LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused", "reference"]
-"""The reason why a buffer was lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostBuffer(Finding):
-    """A donated leaf whose buffer nothing came back in."""
-
-    cause: LossCause
-    type: ArrayType
-    new: ArrayType | None = None
-    """The type of its new value, as the call sees it."""
-    output: bool = False
-    """True if the new value is an output, for an input."""
-    shardings: tuple[str, ...] = ()
-    """The shardings before and after, as their user writes them."""
-    pointers: tuple[int, ...] = field(default=(), compare=False)
-    """The pointers before and after; the first alone where there is no buffer after."""
-    line: str = ""
-    """The line where the leaf got another dtype."""
-    abstract: bool = False
-    """True if nothing was run."""
-    debug_nans: bool = False
-    """True if jax keeps old values for `jax_debug_nans`."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateDropped(Finding):
-    """A leaf of an optimizer whose update went to a copy."""
-
-
-DropCause = Literal["attribute", "broadcast", "copy", "reference", "replaced"]
-"""The cause of a dropped update: it is of a plain attribute, the state was broadcast, a transform of jax was handed a copy, a transform copied a
-reference or wrote to it twice, or the call put another Variable in the place of one in a reference.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueDiffers(Finding):
-    """A leaf, an attribute or an output that is not as it should be."""
-
-    label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs"]
-    of: str = ""
-    """The type of the Variable."""
-    type: str = ""
-    """The type of the array, or of the Python value of an attribute."""
-    want: str | complex = ""
-    """The value, type or count that should be there: of an array, that of the element whose values differ most."""
-    have: str | complex = ""
-    """The value, type or count that is there."""
-    wrong: int = 0
-    """The number of elements that differ."""
-    elements: int = 0
-    size: float = 1.0
-    """The distance between the two values of that element; 1 where it is no float."""
-    allowed: float | None = None
-    """The distance that is allowed."""
-    rounding: bool = False
-    """True if only floats differ, by a finite amount."""
-    cause: DropCause | Literal[""] = ""
-    """The cause of a dropped update."""
-    variable: str = ""
-    """The type of the Variable, as its user writes it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotFinite(Finding):
-    """A leaf or an output with elements that are NaN or infinite, where those of the un-nested call are finite."""
-
-    type: str
-    wrong: int
-    """The number of such elements."""
-    elements: int
-
-
-MISSING = "missing"
-"""The word of `TypeMoved` for a leaf or an attribute that is not there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeMoved(Finding):
-    """An attribute, or the type of a leaf, that a call compiles for and then changes; empty where it cannot be named."""
-
-    label: Literal["attribute", "leaf", ""] = ""
-    type: str = ""
-    """The Python type of an attribute."""
-    before: str = ""
-    after: str = ""
-    hardened: bool = False
-    """True if a leaf was made of a Python number, and is not any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JitTracedAgain(Finding):
-    """A function, named by ``path``, that a jit inside the call traces in each call, for arrays of the same types each time."""
-
-    line: str
-    """The line where the function begins; empty for one of a library."""
-    called: tuple[str, ...]
-    """The lines that call the jit."""
-    times: int
-    """The number of times that the jit traces it in one call."""
+def uncounted(left_out: Sequence[Finding]) -> list[Row]:
+    """The row that counts the findings without one."""
+    return [("", f"and {len(left_out)} more")] if left_out else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,12 +95,27 @@ class Breach(Finding):
     hint: str = ""
     """The change to make, as advice."""
 
+    def sentence(self) -> str:
+        return self.summary
+
+    def rows(self) -> Iterable[Row]:
+        return (("also", self.summary), *self._details())
+
+    def first_rows(self) -> Iterable[Row]:
+        return (*([("where", self.path)] if self.path else []), *self._details())
+
+    def _details(self) -> list[Row]:
+        return [(label, text) for label, text in self.details]  # the user may have written lists
+
+    def cure(self) -> str:
+        return self.hint
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
     """One broken invariant."""
 
-    # `reporting.violations` makes the text of the findings and their causes; no code reads the text.
+    # `reporting.violations` puts the words of the findings together, and those of their causes; no code reads the text.
     invariant: str
     """The name of the invariant."""
     summary: str = ""
@@ -268,7 +126,7 @@ class Violation:
     """The change to make; empty if no advice is certain to be right."""
     findings: tuple[Finding, ...] = field(default=(), metadata=UNRECORDED)
     """Everything that is broken, as data."""
-    explained: tuple[Explanation, ...] = field(default=(), metadata=UNRECORDED)
+    explained: tuple[Note, ...] = field(default=(), metadata=UNRECORDED)
     """Possible causes, as data."""
 
 
@@ -316,6 +174,15 @@ class Outcome:
         """Sort key of a failure: violations first, then the most serious invariant, then the plainer nesting."""
         broken = [severity(violation.invariant) for violation in self.violations]
         return (self.verdict != "violated", min(broken, default=0), self.nesting.plainness)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnNested:
+    """The bytes of the un-nested program of one call, and advice on them. An equal one is of another call: both are kept."""
+
+    name: str
+    evidence: Evidence
+    advice: tuple[Note, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,22 +262,6 @@ NO_COPIES = Copies()
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """The gain of the peak with each further step of a generated loop, or element of an axis."""
-
-    layer: str
-    steps: int
-    """The number of steps of the shorter of two programs; the other one has twice as many."""
-    per_step: Split
-
-    @classmethod
-    def between(cls, layer: str, steps: int, short: Split, long: Split) -> Growth:
-        """Compute the gain of a step from the totals of the two programs."""
-        gain = {name: (size - short.parts[name]) // steps for name, size in long.parts.items()}
-        return cls(layer, steps, Split(**gain))
-
-
-@dataclass(frozen=True, slots=True)
 class Captured:
     """An array that the call captures."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax
 
@@ -12,20 +13,23 @@ from pytest_nnxcheck.core.catalogue import GRAD, REMAT
 from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
-from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.observe import unfused
 from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
-from pytest_nnxcheck.invariants.case import Differences
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
-from pytest_nnxcheck.values.differences import TIMES, Nudged, differences, distance, scalars
+from pytest_nnxcheck.values.differences import TIMES, Difference, Nudged, differences, distance, scalars
 from pytest_nnxcheck.values.effects import Effect, Facts, read, structure
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-Found = tuple[ValueDiffers, ...]
+DropCause = Literal["attribute", "broadcast", "copy", "reference", "replaced"]
+"""The cause of a dropped update: it is of a plain attribute, the state was broadcast, a transform of jax was handed a copy, a transform copied a
+reference or wrote to it twice, or the call put another Variable in the place of one in a reference.
+"""
+Cause = DropCause | Literal[""]
+Found = tuple[Difference, ...]
 DIRECTIONS = 8
 """Nudged starts. Of 127 steps of Adam with a bias before batch normalization one start was too few for two; five were enough."""
 MOST_EQUATIONS = 100_000
@@ -34,12 +38,20 @@ THREEFRY = "threefry2x32"
 """The only implementation of random numbers that draws the same for a key alone and for a key in a batch."""
 PARITY = ("parity",)
 """The invariants that a note on a call that raises tells of."""
-LOST = ValueDiffers(
-    "", label="dropped", cause="reference", want="the value of the same call on arrays", have="the old one"
-)
+LOST = Difference("", label="dropped", want="the value of the same call on arrays", have="the old one")
 """A reference that a transform of flax inside the call copied: the call writes to the copy."""
 AGAIN = Start(again=True)
 """Tried before all nudged starts: where the very same calls give something else, those say nothing of rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The differences from the same calls without the nesting, or from the un-nested call without its jits."""
+
+    left: tuple[tuple[Difference, Cause], ...] = ()
+    """Values whose difference neither rounding nor the definition of a layer explains, each with its cause where that is certain."""
+    notes: tuple[Fact, ...] = ()
+    """Facts about differences that are explained, and about calls that raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +114,12 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
     lacks an update where a transform inside the call made that update to a copy.
     """
     nesting, wanted = observation.nesting, reference.wanted
-    lost = () if nesting.layers else tuple(replace(LOST, path=name) for name in map(subject.path, facts.state.lost))
+    lost: list[tuple[Difference, Cause]] = []
+    if not nesting.layers:
+        lost += [(replace(LOST, path=subject.path(path)), "reference") for path in facts.state.lost]
     if wanted.error is not None:
         kind: FactKind = "raises un-nested" if nesting.layers else "raises without jit"
-        return Differences(lost, (Fact(kind, PARITY, first_line(wanted.error)),))
+        return Differences((*lost,), (Fact(kind, PARITY, first_line(wanted.error)),))
     got = effect_against(subject, observation, wanted)
     draws = other_draws(subject, nesting)
     comparison = Comparison(subject, facts, nesting, reference, drawn=draws is not None)
@@ -125,13 +139,11 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
     numbers = scalars(got.after, got.before)
     # The notes of an un-nested call begin with the numbers: the call itself sets them, whatever the reference does.
     notes = (*explained, *numbers) if nesting.layers else (*numbers, *explained)
-    of_call = (Fact("attributes, functional", set_in_call),) if set_in_call else ()
+    if set_in_call:
+        notes = (*notes, Fact("attributes, functional", set_in_call, of_call=True))
     causes = causes_in_refs(comparison)
-    named = tuple(
-        replace(each, variable=graph.variable_name(each.of), cause=causes.get((each.path, each.label), ""))
-        for each in different
-    )
-    return Differences((*named, *lost), notes, of_call)
+    left: list[tuple[Difference, Cause]] = [(each, causes.get((each.path, each.label), "")) for each in different]
+    return Differences((*left, *lost), notes)
 
 
 def causes_in_refs(comparison: Comparison) -> dict[tuple[str, str], DropCause]:
@@ -160,12 +172,12 @@ def attributes_dropped(subject: Subject, different: Found, nesting: Nesting) -> 
     return tuple(each.path for each in different if each.of == "attribute" and each.path not in leaves)
 
 
-def may_be_fusion(difference: ValueDiffers) -> bool:
+def may_be_fusion(difference: Difference) -> bool:
     """True if rounding by the compiler may explain a difference: never a dropped update, NaN or infinity."""
     return difference.rounding and difference.label != "dropped"
 
 
-def is_left_behind(difference: ValueDiffers, before: Facts, nesting: Nesting) -> bool:
+def is_left_behind(difference: Difference, before: Facts, nesting: Nesting) -> bool:
     """True if the call adds a leaf where a layer of ours hands out the leaves that were there before and no others."""
     return has_functional(nesting) and difference.label == "missing" and difference.path not in before.leaves
 
@@ -207,7 +219,7 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
     return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)
 
 
-def is_returned(difference: ValueDiffers, wanted: Effect, got: Effect) -> bool:
+def is_returned(difference: Difference, wanted: Effect, got: Effect) -> bool:
     """True if the call returns the new value of a leaf, as one in functional style does: an output lies far nearer to it than the old value."""
     leaf, old = wanted.after.leaves.get(difference.path), got.before.leaves.get(difference.path)
     if leaf is None or old is None:

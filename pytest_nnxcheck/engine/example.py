@@ -18,10 +18,10 @@ from pytest_nnxcheck.compat.arrays import copied
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms
 from pytest_nnxcheck.compat.graph import set_variable_value, variable_value
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.facts import Leak, UnNested
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
-from pytest_nnxcheck.core.outcome import Listener, nobody
+from pytest_nnxcheck.core.outcome import Listener, UnNested, nobody
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.engine.reference import Evaluated
@@ -46,7 +46,7 @@ class Known:
 
     profile: Profile | None = None
     un_nested: UnNested | None = None
-    notes: tuple[Fact, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Notes that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
     found: dict[Any, Any] = field(default_factory=dict)
     """Further facts, by their kind: see `Call.once`."""

@@ -25,7 +25,6 @@ from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observat
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import NO_COPIES, Copies, Memory, OnTarget, Split
 from pytest_nnxcheck.engine.example import Call, Example
-from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
@@ -33,7 +32,6 @@ from pytest_nnxcheck.subject.originals import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject, on_arrays
 from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
-from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.transforms.root import Root
 from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.visit import Found
@@ -51,8 +49,6 @@ class How:
 
     traced: bool = False
     """Trace it as a whole, and compile and run nothing."""
-    compiled: bool = False
-    """Compile the program of the jit outside, and run nothing."""
     donate: str | None = None
     """The arguments that the jit outside donates; `None` for those of the settings."""
     copies: bool = False
@@ -61,8 +57,6 @@ class How:
     """Compile a program of its own, and share none that has the same text: its buffers name its own lines."""
     targets: Callable[[Program], tuple[OnTarget, ...]] | None = None
     """Compiles the program for targets as well."""
-    length: int = LENGTH
-    """The length of loops and axes."""
     unfused: bool = False
     """Compile what was ``traced``, fuse no operations of it, and run that."""
 
@@ -130,12 +124,10 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> Seen:
         program = measured(root, parameters, staged, call.memo.shared_programs, how)
         program = program if how.targets is None else replace(program, targets=how.targets(program))
         programs.append(with_addresses(program) if subject.abstract else program)
-        if how.compiled:
-            raise Stopped
         return programs[-1].outputs if subject.abstract else staged.run(program.compiled)
 
-    nested = compose(subject, root.profile, root.nesting, guards, root.jit(execute), how.length)
-    state, inputs = root.handed(state, how.length)
+    nested = compose(subject, root.profile, root.nesting, guards, root.jit(execute))
+    state, inputs = root.handed(state)
     went_in = dict(raw_leaves(state))
     # Before the program runs: what it donates has no pointer any more.
     given = [read_leaf(*leaf) for leaf in root.donated(went_in, inputs)]
@@ -182,7 +174,7 @@ def with_moves(
     with_buffer = (each for each in arrays if isinstance(each, jax.Array | jax.ShapeDtypeStruct) or is_ref(each))
     reused = frozenset(pointer for array in with_buffer for pointer in program.leaf("", array).pointers)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given)
-    return replace(seen, moves=moves, lost=lost_leaves(moves, reused))
+    return replace(seen, moves=moves, reused=reused)
 
 
 def donated_inside(

@@ -77,13 +77,11 @@ def refused(call: Call, layer: Layer) -> Misfit | None:
     # What comes out has no use: it is no stand-in that the body was handed.
     seen = observe(replace(call, example=Example(call.memo)), Nesting((layer,), call.nesting.mode), TRACED)
     error = seen.error
-    if error is None or seen.leaks or not raised_by_library(error):
+    if error is None or seen.leaks or seen.dropped or not raised_by_library(error):
         return None
-    if (
-        refusals.is_tracer_error(error)
-        or refusals.asks_for_value(error)
-        or (layer.captures and refusals.is_refusal(error))
-    ):
+    # These too are raised out of jax or flax, at a fault of the user's code: a tracer that it kept, a value that it asks for, a captured module.
+    captures = layer.captures and refusals.is_refusal(error)
+    if captures or refusals.is_tracer_error(error) or refusals.asks_for_value(error) or is_users(error.__cause__):
         return None
     if misfit := named(layer, call):
         return replace(misfit, layer=layer)
@@ -91,6 +89,11 @@ def refused(call: Call, layer: Layer) -> Misfit | None:
         return Misfit("no derivative", other=first_line(error))
     by = f"flax {flax.__version__}" if refusals.is_of_flax(error) else f"jax {jax.__version__}"
     return Misfit("refused", by, first_line(error))
+
+
+def is_users(cause: BaseException | None) -> bool:
+    """True if the exception that made flax raise another is of the user's code, of an ``__eq__`` say that flax calls."""
+    return cause is not None and cause.__traceback__ is not None and not raised_by_library(cause)
 
 
 def named(layer: Layer, call: Call) -> Misfit | None:

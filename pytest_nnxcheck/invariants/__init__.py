@@ -1,4 +1,5 @@
-"""The invariants: one file each, whose ``judge`` takes a case and gives a judgement. Nothing here runs anything, or knows jax.
+"""The invariants, one file each: its row, its judgement of a call that ran, and its findings, which word themselves.
 
-An invariant is a row of `core.catalogue.INVARIANT_ROWS` and a file of that name; those of the user's own are all judged by `own`.
+``judge(ran)`` yields findings and notes, as the function of an invariant of the user's own yields breaches. Only a file with a ``ROW`` is an invariant:
+`judge` asks them, `own` those of the user's, and `advice` is a part of `memory`.
 """

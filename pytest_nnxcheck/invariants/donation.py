@@ -2,94 +2,301 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
-from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move
+import jax
+
+from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.arrays import array_type
+from pytest_nnxcheck.compat.graph import is_variable, variable_value
+from pytest_nnxcheck.core.catalogue import InvariantRow
+from pytest_nnxcheck.core.facts import ArrayType, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.notes import BufferPlace, BufferRetyped, Fact, Note
-from pytest_nnxcheck.core.outcome import (
-    Finding,
-    LossCause,
-    LostBuffer,
-    LostOnTarget,
-    Orphaned,
-    SharedBuffer,
-    UpdateDropped,
-    ViewedBuffer,
-)
-from pytest_nnxcheck.invariants.case import Case, Donation, Judgement
+from pytest_nnxcheck.core.notes import BufferPlace, BufferRetyped, Fact, Note, other_dtype, retyped
+from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget
+from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.reporting.target_rows import lose
+from pytest_nnxcheck.subject.profile import UNKNOWN
+from pytest_nnxcheck.subject.use_of_state import successors
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+ROW = InvariantRow("donation", order=30, severity=20, default=True, compiled=True, targeted=True, error="DonationLost")
 
 
-def judge(case: Case) -> Judgement:
+def judge(ran: Ran) -> Iterator[Finding]:
     """Judge the donation by the generated jit, or, for the un-nested call, that by its own jits."""
-    call = case.donation
-    findings = of_program(case) if call.moves or call.dropped else of_jits_inside(call)
-    on_targets = (LostOnTarget(on.lost[0], on=on) for on in case.targets if on.lost)
-    return Judgement.of("donation", (*findings, *on_targets))
+    seen = ran.observation
+    if not seen.nesting.layers:
+        yield from of_jits_inside(ran)
+    else:
+        dropped = [*map(ran.call.subject.path, ran.profile.training.dropped)] if donates(ran) else []
+        if seen.moves or dropped:
+            yield from of_program(ran, dropped)
+    yield from (LostOnTarget(on.lost[0], on=on) for on in seen.targets if on.lost)
 
 
-def of_program(case: Case) -> tuple[Finding, ...]:
+def of_program(ran: Ran, dropped: Collection[str]) -> Iterator[Finding]:
     """Donated leaves that lost their buffer, and those that cannot be donated: in a buffer of another leaf, or of a view."""
-    call = case.donation
-    after = {move.before.path: move.after for move in call.moves}
-    return (
-        *(finding for one, two in call.shared if (finding := sharing(one, two, call))),
-        *(ViewedBuffer(leaf, holder=holder) for holder, leaf in call.views if leaf in after),
-        *(lost_buffer(leaf, after[leaf.path], case) for leaf in call.lost),
-        *map(UpdateDropped, call.dropped),
-    )
+    seen, originals = ran.observation, ran.call.originals
+    after = {move.before.path: move.after for move in seen.moves}
+    yield from (finding for one, two in originals.shared if (finding := sharing(one, two, ran)))
+    yield from (ViewedBuffer(leaf, holder=holder) for holder, leaf in originals.views if leaf in after)
+    yield from (lost_buffer(leaf, after[leaf.path], ran) for leaf in lost_leaves(seen))
+    yield from map(UpdateDropped, dropped)
 
 
-def of_jits_inside(call: Donation) -> tuple[Finding, ...]:
+def of_jits_inside(ran: Ran) -> Iterator[Finding]:
     """Leaves whose array a jit of the call's own takes away from them, since it donates another leaf that has the same: a target network's."""
-    return (
-        *(
-            SharedBuffer(one, other=two, twice=pair <= call.inside.consumed, inside=True)
-            for one, two in call.shared
-            if takes_away(pair := {one, two}, call)
-        ),
-        *(Orphaned(path, other=other) for path, other in call.inside.orphans),
-    )
+    inside = ran.observation.inside
+    if not inside.consumed:
+        return
+    shared, new = ran.call.originals.shared + held_outside(ran.call), renewed(ran)
+    for one, two in shared:
+        if takes_away(pair := {one, two}, inside.consumed, new):
+            yield SharedBuffer(one, other=two, twice=pair <= inside.consumed, inside=True)
+    yield from (Orphaned(path, other=other) for path, other in inside.orphans)
 
 
-def takes_away(pair: set[str], call: Donation) -> bool:
+def takes_away(pair: set[str], consumed: AbstractSet[str], renewed: AbstractSet[str]) -> bool:
     """True if a jit of the call's own donates one of two leaves in one buffer, and the other one, or its holder, goes on with it."""
-    others = pair - call.inside.consumed
-    return len(others) < len(pair) and not others & call.renewed
+    others = pair - consumed
+    return len(others) < len(pair) and not others & renewed
 
 
-def sharing(one: str, two: str, call: Donation) -> SharedBuffer | None:
+def sharing(one: str, two: str, ran: Ran) -> SharedBuffer | None:
     """Two leaves in one buffer, where XLA refuses the program: both donated, or one donated and the other one used beside it."""
-    donated = {move.before.path for move in call.moves}
-    if {one, two} <= donated or not call.inputs & {one, two}:
+    subject = ran.call.subject
+    donated = {move.before.path for move in ran.observation.moves}
+    if {one, two} <= donated or not {one, two} & {*subject.input_names}:
         return SharedBuffer(one, other=two, twice=True)
     # A leaf that the call leaves alone is donated by the generated jit only.
-    return SharedBuffer(one, other=two, twice=False) if {one, two} & donated & call.changed else None
+    changed = {subject.path(path) for path in ran.profile.state.changed}
+    return SharedBuffer(one, other=two, twice=False) if {one, two} & donated & changed else None
 
 
-def lost_leaves(moves: Sequence[Move], reused: AbstractSet[int]) -> tuple[Leaf, ...]:
-    """The donated leaves to name for the buffers that were lost; ``reused`` are the pointers of all that came back."""
-    after = {move.before.path: move.after for move in moves if move.after}
-    return without_successor([move.before for move in moves], after, reused)
+def donates(ran: Ran) -> bool:
+    """True if the program donates its state: the jit at its root takes the state, compiled the program, and leaked no tracer."""
+    root = ran.observation.nesting.layers[0]
+    return root.row.compiles and not root.captures and ran.call.settings.donate != "none" and ran.observation.settled
 
 
-def lost_buffer(before: Leaf, after: Leaf | None, case: Case) -> LostBuffer:
+def renewed(ran: Ran) -> frozenset[str]:
+    """The leaves and inputs whose old arrays have no use after the call: it put others there, or returned their new values."""
+    subject, profile, kept = ran.call.subject, ran.profile, ran.observation.inside.kept
+    leaves = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
+    if profile is UNKNOWN:
+        return frozenset(leaves.union(subject.input_names)) - kept
+    inputs = {
+        subject.input_names[number]
+        for number, output in successors(subject, profile, "all").items()
+        if array_type(profile.output.types[output]) == array_type(subject.inputs[number])
+    }
+    return frozenset(leaves | inputs) - kept
+
+
+def held_outside(call: Call) -> Pairs:
+    """Pair each leaf with a Variable outside of the state that holds the same array.
+
+    The code may have captured such a Variable, of a target network say. A jit inside the call that donates the leaf deletes the array for the Variable too.
+    """
+    subject, walked = call.subject, call.originals.walk
+    own_variables = {id(variable) for _, variable in graph.variables(subject.state)}
+    leaf = {id(array): subject.path(path) for path, array in graph.raw_leaves(subject.state)}
+    outside = (
+        (leaf.get(id(variable_value(node))), path)
+        for path, node in (walked.nodes if walked else ())
+        if is_variable(node) and id(node) not in own_variables
+    )
+    return tuple((name, path) for name, path in outside if name is not None)
+
+
+# --- findings
+
+
+class OfBuffer(Finding):
+    """A finding of this invariant: one row, which is the summary where it is the first. Who mends lost buffers wants the list."""
+
+    __slots__ = ()
+    SHOWN: ClassVar[int] = 12
+
+    def sentence(self) -> str:
+        ((_, text),) = self.rows()
+        return text
+
+    def first_rows(self) -> Iterable[Row]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBuffer(OfBuffer):
+    """Two leaves in one buffer, and a program donates one of them."""
+
+    other: str
+    twice: bool
+    """True if both are donated; else the other is used beside that."""
+    inside: bool = False
+    """True if a jit of the call's own donates them."""
+
+    def rows(self) -> list[Row]:
+        refused = "XLA refuses to donate it twice" if self.twice else "XLA refuses to donate it and use it beside that"
+        result = "a jit inside the call donates it, and deletes both" if self.inside else refused
+        return [("shared", f"{self.path} and {self.other} share a buffer: {result}")]
+
+    def cure(self) -> str:
+        return OWN_ARRAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphaned(OfBuffer):
+    """A leaf that the call gave the array of an ``other`` one, which a jit inside the call donates."""
+
+    other: str
+
+    def rows(self) -> list[Row]:
+        whose = f"{self.path} got the array of {self.other}"
+        return [("deleted", f"{whose}, which a jit inside the call donates: it is deleted")]
+
+    def cure(self) -> str:
+        return OWN_ARRAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewedBuffer(OfBuffer):
+    """A donated leaf whose buffer a NumPy array, or another array, looks into."""
+
+    holder: str
+
+    def rows(self) -> list[Row]:
+        return [("viewed", f"{self.path} is viewed by {self.holder}: its buffer cannot be reused")]
+
+    def cure(self) -> str:
+        return "copy the view: np.array(view), or drop it before the step"
+
+
+LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused", "reference"]
+"""The reason why a buffer was lost."""
+
+NOT_RETURNED = "return the new value of every donated array; do not donate an array that has none, a batch for example"
+CURES: dict[LossCause, str] = {
+    "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
+    "not returned": NOT_RETURNED,
+    "reference": "write into the reference that is there, variable[...] = value, and hand nnx.update no arrays for it: in place it keeps its buffer",
+}
+GROWS = "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size"
+OWN_ARRAYS = (
+    "give one of them an array of its own, jnp.copy(value); after nnx.clone too, which copies no array, and where an"
+    " optimizer keeps the parameters: nnx.update(optimizer, jax.tree.map(jnp.copy, nnx.state(optimizer)))"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostBuffer(OfBuffer):
+    """A donated leaf whose buffer nothing came back in."""
+
+    cause: LossCause
+    type: ArrayType
+    new: ArrayType | None = None
+    """The type of its new value, as the call sees it."""
+    output: bool = False
+    """True if the new value is an output, for an input."""
+    shardings: tuple[str, ...] = ()
+    """The shardings before and after, as their user writes them."""
+    pointers: tuple[int, ...] = field(default=(), compare=False)
+    """The pointers before and after; the first alone where there is no buffer after."""
+    line: str = ""
+    """The line where the leaf got another dtype."""
+    abstract: bool = False
+    """True if nothing was run."""
+    debug_nans: bool = False
+    """True if jax keeps old values for `jax_debug_nans`."""
+
+    def rows(self) -> list[Row]:
+        return [("lost", f"{self.path}   {self.type}   {self.why()}")]
+
+    def why(self) -> str:
+        """The reason why the buffer was lost."""
+        match self.cause:
+            case "dtype" | "shape":
+                return retyped(self.cause, self.new, output=self.output)
+            case "sharding":
+                return "sharding changed from {} to {}".format(*self.shardings)
+            case "not returned":
+                return "not returned"
+            case "reference":
+                return "replaced, and not written: its Variable holds another reference now, or an array"
+        if self.abstract:
+            return "no output of the compiled program is aliased with it"
+        before, *after = self.pointers
+        where = f"pointer {before:#x} before, {after[0]:#x} after" if after else "no buffer after"
+        return f"{'jax_debug_nans keeps the old value' if self.debug_nans else 'not reused by XLA'} ({where})"
+
+    def cure(self) -> str:
+        if self.cause == "dtype":
+            changes = f": it changes at {self.line}" if self.line else ""
+            return other_dtype(self.type.dtype, self.new.dtype if self.new else "", changes)
+        if self.cause == "shape":
+            return GROWS if elements(self.new) > elements(self.type) else ""
+        return CURES.get(self.cause, "")
+
+
+def elements(type_: ArrayType | None) -> int:
+    """The number of elements of an array of this type."""
+    return math.prod(type_.shape or ()) if type_ else 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDropped(OfBuffer):
+    """A leaf of an optimizer whose update went to a copy."""
+
+    def rows(self) -> list[Row]:
+        return [("dropped", f"{self.path}   not written back: the call updates a copy of the optimizer")]
+
+    def cure(self) -> str:
+        return "update the optimizer that was passed in, or return the copy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostOnTarget(OfBuffer, FindingOnTarget):
+    """Donated leaves, ``on.lost``, whose buffers are lost on a target, and kept on the CPU."""
+
+    def rows(self) -> list[Row]:
+        lost, on = self.on.lost, self.on
+        return [("lost", f"{len(lost)} of {on.donated} donated leaves {lose(len(lost))} on {on.target}: {some(lost)}")]
+
+
+# --- the fate of a donated leaf
+
+
+def lost_leaves(seen: Observation) -> tuple[Leaf, ...]:
+    """The donated leaves to name for the buffers that were lost."""
+    after = {move.before.path: move.after for move in seen.moves if move.after is not None}
+    return without_successor([move.before for move in seen.moves], after, seen.reused)
+
+
+def lost_buffer(before: Leaf, after: Leaf | None, ran: Ran) -> LostBuffer:
     """The finding on a donated leaf that lost its buffer."""
     if after is None:
         return LostBuffer(before.path, type=before.type, cause="not returned")
+    name, state, nesting = ran.call.subject.path, ran.profile.state, ran.observation.nesting
+    promoted = {name(leaf.path): leaf.line for leaf in state.retyped if leaf.line}
     return LostBuffer(
         before.path,
         type=before.type,
-        cause="reference" if before.path in case.donation.references else cause(before, after, case.nesting),
-        new=as_called(after, before, case.nesting),
+        cause="reference" if before.path in map(name, state.references) else cause(before, after, nesting),
+        new=as_called(after, before, nesting),
         output=before.path != after.path,
         shardings=(written(before.sharding), written(after.sharding)),
         pointers=(*before.pointers[:1], *after.pointers[:1]),
-        line=case.donation.promoted.get(before.path, ""),
-        abstract=case.donation.abstract,
-        debug_nans=case.donation.debug_nans,
+        line=promoted.get(before.path, ""),
+        abstract=ran.observation.abstract,
+        debug_nans=bool(jax.config.jax_debug_nans),
     )
 
 
@@ -169,9 +376,9 @@ def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: A
 # --- notes on leaves that lost nothing
 
 
-def notes(nesting: Nesting, donated: Sequence[Move], lost: Sequence[Leaf]) -> tuple[Note, ...]:
-    """Notes on donated leaves that are not among those that ``lost`` their buffer."""
-    named = {leaf.path for leaf in lost}
+def notes(seen: Observation) -> tuple[Note, ...]:
+    """Notes on donated leaves that did not lose their buffer."""
+    nesting, donated, named = seen.nesting, seen.moves, {leaf.path for leaf in lost_leaves(seen)}
     moves = [(move.before, move.after) for move in donated if move.after and move.before.path not in named]
     old = {pointer for move in donated for pointer in move.before.pointers}
     kept = [(before, after) for before, after in moves if before.path == after.path and before.type == after.type]

@@ -2,100 +2,273 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import (
-    ConstantsCaptured,
-    CopiedOnTarget,
-    DoesNotFit,
-    Finding,
-    MemoryWasted,
-    OverBudgetOnTarget,
-    PeakOverBudget,
-    StateCopied,
+from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.core.catalogue import InvariantRow
+from pytest_nnxcheck.core.facts import CallProgram, Evidence
+from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Words
+from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, OnTarget, PeakCause, least_copy
+from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.invariants.advice import MemoryWasted, advised
+from pytest_nnxcheck.reporting import memory_breakdown, target_rows
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+ROW = InvariantRow(
+    "memory", order=20, severity=30, default=True, compiled=True, targeted=True, error="MemoryBudgetExceeded"
 )
-from pytest_nnxcheck.core.peak import FLOOR, Figures, OnTarget, PeakCause, least_copy
-from pytest_nnxcheck.invariants.case import Case, Judgement, Program
 
 
-def judge(case: Case) -> Judgement:
-    """Judge by the bound; where nothing breaks it, by advice, if the settings make that a violation."""
-    on_cpu = of_program(case.program, case.nesting) if case.program is not None else ()
-    on_target = (finding for on in case.targets for finding in of_target(on, case.program, case.nesting))
-    findings = (*on_cpu, *on_target)
-    return Judgement.of("memory", findings or ([MemoryWasted(advice=case.advice)] if case.advice else ()))
+def judge(ran: Ran) -> Iterator[Finding]:
+    """Judge by the bound, on the CPU and on targets; where nothing breaks it, by advice, if the settings make that a violation.
+
+    On the CPU nothing is judged where the un-nested program was not measured.
+    """
+    memory, bound = ran.observation.memory, ran.bound
+    on_cpu = of_program(ran, memory, bound) if memory is not None and bound is not None else ()
+    findings = [*on_cpu, *(finding for on in ran.observation.targets for finding in of_target(on, ran, bound))]
+    advice = advised(ran)
+    yield from findings or ([MemoryWasted(advice=advice)] if advice else [])
 
 
-def of_program(program: Program, nesting: Nesting) -> tuple[Finding, ...]:
+def of_program(ran: Ran, memory: Memory, bound: Bound) -> Iterator[Finding]:
     """A peak over the bound; with the default bound also copies of the state and captured constants."""
-    findings: list[Finding] = []
-    bound, copies = program.bound, program.copies.bytes
-    figures = Figures(program.memory.split, bound, program.state, program.devices, cause(program, nesting))
-    if program.memory.peak > bound.budget:
-        findings.append(PeakOverBudget(figures=figures))
-    if bound.default and copies >= least_copy(program.state):
-        findings.append(StateCopied(figures=figures, bytes=copies))
-    if bound.default and captures(program, nesting):
-        own = replace(figures, cause=captured_cause(program))
-        findings.append(ConstantsCaptured(figures=own, bytes=captured_bytes(program)))
-    return tuple(findings)
+    copies, call, state = ran.observation.copies.bytes, ran.profile.program, ran.profile.copied_bytes
+    figures = Figures(memory.split, bound, state, ran.profile.devices, cause(ran))
+    if memory.peak > bound.budget:
+        yield PeakOverBudget(figures=figures)
+    if bound.default and copies >= least_copy(state):
+        yield StateCopied(figures=figures, bytes=copies)
+    if bound.default and captures(ran):
+        yield ConstantsCaptured(figures=replace(figures, cause=captured_cause(call)), bytes=captured_bytes(call))
 
 
-def of_target(on: OnTarget, program: Program | None, nesting: Nesting) -> Iterator[Finding]:
+def of_target(on: OnTarget, ran: Ran, bound: Bound | None) -> Iterator[Finding]:
     """The failures on a target: the program does not fit, or is over a budget in bytes; with the default bound also copies of the state.
 
     A multiple of the expected peak is not judged there: a healthy cache takes 1.96 times as much on a TPU, in layouts of its own.
     """
-    bound = program.bound if program is not None else None
     if not on.fits:
         yield DoesNotFit(on=on)
     elif bound is not None and not bound.multiple and (on.peak or 0) > bound.budget:
         yield OverBudgetOnTarget(on=on, bound=bound)
-    if program is not None and program.bound.default and on.copies >= least_copy(on.state):
-        yield CopiedOnTarget(on=on, cause=cause(program, nesting))
+    if bound is not None and bound.default and on.copies >= least_copy(on.state):
+        yield CopiedOnTarget(on=on, cause=cause(ran))
 
 
-def captures(program: Program, nesting: Nesting) -> bool:
+def captures(ran: Ran) -> bool:
     """True if the call captures large constants of the user's: a generated closure captures the state by construction."""
-    return not nesting.captures and captured_bytes(program) >= FLOOR
+    return not ran.observation.nesting.captures and captured_bytes(ran.profile.program) >= FLOOR
 
 
-def captured_bytes(program: Program) -> int:
+def captured_bytes(call: CallProgram) -> int:
     """The bytes of all arrays that the call captures."""
-    return sum(constant.bytes for constant in program.of_call.captured)
+    return sum(constant.bytes for constant in call.captured)
 
 
-def cause(program: Program, nesting: Nesting) -> PeakCause:
+def cause(ran: Ran) -> PeakCause:
     """The cause of the peak, where that is known: a scan that writes its parameters back, constants that could be arguments, leaves that are
     returned as well, a branch that a vmap maps.
     """
-    copies, least = program.copies, least_copy(program.state)
-    if program.of_call.scans_references and copies.handed_back >= least:
+    copies, call, least = ran.observation.copies, ran.profile.program, least_copy(ran.profile.copied_bytes)
+    if call.scans_references and copies.handed_back >= least:
         return "scan over references"
-    if program.of_call.writes_back and copies.handed_back >= least:
-        if not program.of_call.remat_in_scan:
+    if call.writes_back and copies.handed_back >= least:
+        if not call.remat_in_scan:
             return "scan writes back"
-        return "scan writes back, remat" if program.updates_can_be_off else "scan writes back, checkpoint"
-    if captures(program, nesting):
-        return captured_cause(program)
+        return "scan writes back, remat" if graph.remat_updates_can_be_off() else "scan writes back, checkpoint"
+    if captures(ran):
+        return captured_cause(call)
     if copies.returned >= least:
         return "returned"
-    return "mapped branch" if program.of_call.branches and broadcasts_for_map(program, nesting) else ""
+    return "mapped branch" if call.branches and broadcasts_for_map(ran) else ""
 
 
-def broadcasts_for_map(program: Program, nesting: Nesting) -> bool:
+def broadcasts_for_map(ran: Ran) -> bool:
     """True if a vmap repeats something large for each of its elements: if a mapped value chooses the branch, jax runs all branches, and repeats their operands."""
-    used = program.memory.buffers
+    used = ran.observation.memory.buffers if ran.observation.memory else ()
     repeats = (buffer for buffer in used if buffer.kind == "temporary" and "broadcast" in buffer.operation)
-    return any(layer.row.axis == "elements" for layer in nesting.layers) and any(
+    return any(layer.row.axis == "elements" for layer in ran.observation.nesting.layers) and any(
         buffer.bytes >= FLOOR for buffer in repeats
     )
 
 
-def captured_cause(program: Program) -> PeakCause:
+def captured_cause(call: CallProgram) -> PeakCause:
     """The cause by the maker of the captured constants: the user's code keeps one of them, or the call made them all itself."""
-    return (
-        "captured constant" if any(constant.name for constant in program.of_call.captured) else "constant of the call"
+    return "captured constant" if any(constant.name for constant in call.captured) else "constant of the call"
+
+
+# --- findings
+
+SCANNED = (
+    "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
+    " never come out"
+)
+CURES: dict[PeakCause, str] = {
+    "scan over references": "read them by their index in the loop, reference[i]: jax.lax.scan over references copies them all, since it takes"
+    " out the slice of each step and puts it back",
+    "scan writes back": SCANNED.format(checkpoint=""),
+    "scan writes back, checkpoint": SCANNED.format(checkpoint=" under jax.checkpoint"),
+    "scan writes back, remat": "inside your nnx.scan write nnx.remat(f, graph_updates=False): without that, nnx.remat returns every parameter as if it had changed, and nnx.scan copies them all",
+    "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
+    "constant of the call": "make with jnp what NumPy makes in the call, or keep it in an nnx.Variable of the module: as a constant it is part of"
+    " every program that is compiled",
+    "mapped branch": "call every branch and choose among what they return, jnp.stack([f(x) for f in branches])[index]: where vmap maps the index it runs all"
+    " of them anyway, and repeats the weights that they use for each element",
+    "returned": "leave the state out of what the call returns: its caller has it in the module, and an output is an array of its own",
+}
+"""The change to make for each cause of a peak."""
+
+DONATE = (
+    "donate {names} as well: with donate={donate!r} the nesting holds, at a peak of {peak}; in your own code"
+    " nnx.jit(f, donate_argnames=...)"
+)
+"""The change to make where a nesting holds with more arguments donated."""
+
+
+class OfPeak(Finding):
+    """A finding of this invariant: of several each has a sentence, and the figures come once."""
+
+    __slots__ = ()
+    OF_PEAK: ClassVar[bool] = True
+
+    def words(self, others: Sequence[Finding] = ()) -> Words:
+        findings = [self, *others]
+        on_cpu = [each.figures for each in findings if isinstance(each, OnCpu)]
+        bounds = [each.bound for each in findings if isinstance(each, OverBudgetOnTarget)]
+        # Without figures of the CPU, which show it, the budget of a target has a row of its own.
+        figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
+        # Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target.
+        causes = [figures.cause for figures in on_cpu] + [
+            each.cause for each in findings if isinstance(each, CopiedOnTarget)
+        ]
+        cures = [CURES[cause] for cause in causes if cause]
+        cures += [each.cure() for each in findings if isinstance(each, DoesNotFit)]
+        rows = [("", each.sentence()) for each in others]
+        return Words(self.sentence(), [*rows, *figures], next(iter(cures), ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnCpu(OfPeak):
+    """A finding about a program on the CPU."""
+
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakOverBudget(OnCpu):
+    """More than the budget."""
+
+    def sentence(self) -> str:
+        peak, most = self.figures.split.peak, self.figures.bound.budget
+        return f"peak {format_bytes(peak)} is over the budget of {format_bytes(most)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopied(OnCpu):
+    """Copies of the state at the peak."""
+
+    bytes: int
+    """The size of all copies together."""
+
+    def sentence(self) -> str:
+        return f"the program holds {self.bytes / self.figures.state:.2f} extra copies of its state at its peak"
+
+    def brief(self, summary: str, evidence: Evidence | None) -> str:
+        return named_copy(self.bytes, summary, evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantsCaptured(OnCpu):
+    """Arrays of the user's that became constants of the program."""
+
+    bytes: int
+
+    def sentence(self) -> str:
+        split = self.figures.split
+        kept = f"; {memory_breakdown.kept(split)}" if memory_breakdown.left_out(self.bytes, split) else ""
+        return f"the call captures {format_bytes(self.bytes)} of constants{kept}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoesNotFit(OfPeak, FindingOnTarget):
+    """More than a program may use of the memory of a target."""
+
+    def sentence(self) -> str:
+        on, limit = self.on, target_rows.limit(self.on)
+        figures = f"peak {target_rows.peak(on.peak, on.limit)} of" if on.peak is not None else "it needs more than"
+        return f"the program does not fit {target_rows.device(on)}: {figures} {limit}"
+
+    def cure(self) -> str:
+        """Ways to need less memory a device; none of them was tried."""
+        larger = target_rows.larger_slices(self.on.target)
+        slices = f", or shard over more devices: {', '.join(larger)}" if larger else ""
+        return f"make the batch smaller, wrap the layers in nnx.remat so that their outputs are computed again{slices}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverBudgetOnTarget(OfPeak, FindingOnTarget):
+    """More than a budget in bytes allows, on a target."""
+
+    bound: Bound
+
+    def sentence(self) -> str:
+        most, on = self.bound.budget, self.on
+        peak = target_rows.peak(on.peak or 0, most)
+        return f"peak {peak} on {on.target} is over the budget of {format_bytes(most)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedOnTarget(OfPeak, FindingOnTarget):
+    """Copies of the state at the peak, on a target."""
+
+    cause: PeakCause = ""
+    """The `PeakCause` of the program on the CPU."""
+
+    def sentence(self) -> str:
+        on = self.on
+        return f"the program holds {on.copies / max(on.state, 1):.2f} extra copies of its state on {on.target}"
+
+    def brief(self, summary: str, evidence: Evidence | None) -> str:
+        return named_copy(self.on.copies, summary, evidence)
+
+
+def named_copy(size: int, summary: str, evidence: Evidence | None) -> str:
+    """The leaf that is there twice, or else the bytes, before the summary."""
+    copies = [held.name for held in (evidence.buffers if evidence else ()) if held.name and held.whole]
+    return f"{copies[0] if copies else format_bytes(size)}: {summary}"
+
+
+def totals(figures: Figures) -> list[Row]:
+    """Rows of the sums; `memory_breakdown` says where the bytes are."""
+    split = figures.split
+    rows = [
+        ("peak", f"{format_bytes(split.peak)} = {memory_breakdown.formula(split.parts)}"),
+        budget(figures.bound, split.peak),
+        (
+            "expected",
+            f"{format_bytes(figures.bound.expected)}: the un-nested peak, and the larger arrays of a scan or a vmap in the nesting",
+        ),
+        ("state", format_bytes(figures.state)),
+    ]
+    return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
+
+
+def budget(bound: Bound, peak: int | None = None) -> Row:
+    """The row of a budget: where it comes from, and whether a ``peak`` is within it, since a program within it may hold a copy of the state."""
+    if bound.multiple:
+        origin = f"{bound.multiple} the expected peak{f' + {FLOOR // 1024} KiB, the default' if bound.default else ''}"
+    else:
+        axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
+        asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
+        origin = f"memory_budget {asked}{axes}".rstrip()
+    within = (
+        "; the peak is within it, so this is not why the test fails"
+        if peak is not None and peak <= bound.budget
+        else ""
     )
+    return "budget", f"{format_bytes(bound.budget)} ({origin}){within}"

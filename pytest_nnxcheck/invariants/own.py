@@ -6,37 +6,49 @@ from typing import Any
 
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import NestedCall
 from pytest_nnxcheck.core.outcome import Breach
 from pytest_nnxcheck.core.text import first_line, near
-from pytest_nnxcheck.invariants.case import Case, Judgement
+from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.values.effects import read
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 EXAMPLE = "write yield Breach(summary='what is broken')"
 
 
-def judge(case: Case, row: InvariantRow) -> Judgement:
-    """Ask an invariant of the user's own to judge a case; an error where it gives anything but breaches."""
-    if row.function is None:
-        return Judgement()
+def judge(ran: Ran, row: InvariantRow) -> list[Breach]:
+    """Ask an invariant of the user's own. Raises `CheckError` where that raises, or gives anything but breaches."""
+    assert row.function is not None
     who = f"the invariant {row.name!r} ({near(row.place)})"
-    if isinstance(case.nested_call, Exception):
-        return raised(who, case.nested_call, case)
     try:
-        given = row.function(case.nested_call)
+        given = row.function(nested_call(ran))
         breaches: list[Any] = [*given]
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return raised(who, error, case)
+    except Exception as error:
+        raise CheckError(f"{who} raised {first_line(error)} under {ran.observation.nesting}") from error
     if not all(map(is_breach, breaches)) or isinstance(given, str):
-        return Judgement(error=CheckError(f"{who} gave {given!r:.120}, where breaches are expected: {EXAMPLE}"))
-    return Judgement.of(row.name, breaches)
+        raise CheckError(f"{who} gave {given!r:.120}, where breaches are expected: {EXAMPLE}")
+    return breaches
 
 
-def raised(who: str, error: Exception, case: Case) -> Judgement:
-    """The judgement of an invariant that ended with an exception of the user's code."""
-    told = CheckError(f"{who} raised {first_line(error)} under {case.nesting}")
-    told.__cause__ = error
-    return Judgement(error=told)
+def nested_call(ran: Ran) -> NestedCall:
+    """The call as an invariant of the user's own sees it. Raises what the user's objects raise where they are read."""
+    subject, observation = ran.call.subject, ran.observation
+    before, after = read(subject, subject.state), read(subject, observation.state)
+    outputs: dict[str, Any] = {}
+    for name, array in zip(observation.output_names, observation.output, strict=False):
+        label = f"output{name}"  # all arrays of a module that is returned have one name
+        outputs[label if label not in outputs else f"{label} #{len(outputs)}"] = array
+    return NestedCall(
+        nesting=observation.nesting,
+        before={path: leaf.value for path, leaf in before.leaves.items()},
+        after={path: leaf.value for path, leaf in after.leaves.items()},
+        kinds={path: leaf.kind for path, leaf in after.leaves.items()},
+        outputs=outputs,
+        memory=observation.memory,
+        compiled=observation.compiled,
+        abstract=observation.abstract,
+    )
 
 
 def is_breach(value: Any) -> bool:

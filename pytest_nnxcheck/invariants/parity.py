@@ -1,34 +1,128 @@
-"""Outputs and state after a nesting are the same as after the same calls without it."""
+"""Outputs and state after a nesting are the same as after the same calls without it; those of an un-nested call as without its jits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from pytest_nnxcheck.core.catalogue import ROWS
+from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.core.catalogue import ROWS, InvariantRow
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers
-from pytest_nnxcheck.invariants.case import Case, Judgement
+from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.core.outcome import Finding
+from pytest_nnxcheck.core.text import Row
+from pytest_nnxcheck.engine.comparison import Cause, compared
+from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.values.differences import Difference
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+ROW = InvariantRow("parity", order=60, severity=40, values=True, runs=True, error="ParityLost")
 
 BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 
 
-def judge(case: Case) -> Judgement:
+def judge(ran: Ran) -> Iterator[Finding | Fact]:
     """Judge the values that differ, the first with its cause where that is known."""
-    different = case.differences
-    findings = [replace(each, cause=cause(each, case.nesting)) for each in different.left[:1]]
-    judgement = Judgement.of("parity", (*findings, *different.left[1:]), different.notes)
-    return replace(judgement, of_call=different.of_call)
+    if ran.reference is None:
+        return
+    found = compared(ran.call.subject, ran.profile, ran.observation, ran.reference)
+    for number, (each, known) in enumerate(found.left):
+        why = known if number else cause(each, known, ran.observation.nesting)
+        yield ValueDiffers(
+            each.path, difference=each, cause=why, variable=graph.variable_name(each.of) if each.of else ""
+        )
+    yield from found.notes
 
 
-def cause(first: ValueDiffers, nesting: Nesting) -> DropCause | Literal[""]:
+def cause(first: Difference, known: Cause, nesting: Nesting) -> Cause:
     """Name the cause that dropped the update of the first value that differs; empty where that is unknown.
 
     Transforms carry no attribute out. A layer that broadcasts the state drops its updates. A transform inside the call changed a copy.
     """
-    if first.cause or not nesting.layers:
-        return first.cause or "copy"
+    if known or not nesting.layers:
+        return known or "copy"
     if first.of == "attribute" and first.label in ("dropped", "attribute"):
         return "attribute"
     broadcasts = any(layer.transform in BROADCASTING for layer in nesting.layers)
     return "broadcast" if first.label == "dropped" and broadcasts else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueDiffers(Finding):
+    """A leaf, an attribute or an output that is not as it should be."""
+
+    difference: Difference
+    cause: Cause = ""
+    """The cause of a dropped update."""
+    variable: str = ""
+    """The type of the Variable, as its user writes it."""
+
+    def sentence(self) -> str:
+        path, off = self.path, self.difference
+        match off.label:
+            case "dropped" | "attribute" if off.of == "attribute":
+                return f"{path}: expected {off.want}, as after the same calls one by one (a loop makes one call in each step), got {off.have}"
+            case "dropped" if self.cause == "reference":
+                return f"{path}, a reference, kept its old value: a transform of flax wrote to a copy of it"
+            case "dropped" if self.cause == "copy":
+                return f"{path} kept its old value: a transform inside the call updated a copy of it"
+            case "dropped":
+                return f"{path} kept its old value: the update was dropped"
+            case "differs" if self.cause == "copy":
+                return f"{path} differs from what the same call leaves without its jits"
+            case "deleted":
+                return f"{path} was donated, and no new value took its place"
+            case "missing":
+                return f"{path} is missing: the call adds it"
+            case "added":
+                return f"{path} was added: the call adds no such leaf"
+        return f"{path} differs from that of the un-nested call"
+
+    def rows(self) -> list[Row]:
+        return [(self.difference.label, f"{self.path}   {self.figures()}")]
+
+    def figures(self) -> str:
+        """The value that was expected, and the one that is there."""
+        off = self.difference
+        match off.label:
+            case "missing":
+                return f"{off.of} after the run"
+            case "added":
+                return f"{off.of} that the call does not add"
+            case "deleted":
+                return f"{off.of} {off.type} was donated, and no new value took its place"
+        if not off.elements:
+            return f"expected {off.want}, got {off.have}"
+        heading, wrong = f"{off.of} {off.type}".strip(), f"{off.wrong} of {off.elements} elements differ"
+        if off.allowed is None:
+            return f"{heading}   expected {off.want}, got {off.have}; {wrong}"
+        values = f"expected {off.want:.5g}, got {off.have:.5g}; {wrong}"
+        return f"{heading}   largest difference {off.size:.3g} ({off.allowed:.2g} allowed): {values}"
+
+    def cure(self) -> str:
+        """Empty where no cure was tried."""
+        off, word = self.difference, str(self.cause)
+        if word == "attribute" and off.type not in ("int", "float"):
+            word = "flag" if off.type == "bool" else ""
+        if word == "reference":
+            word = "lost in a copy" if off.label == "dropped" else "written twice"
+        return CURES[word].format(path=self.path, kind=self.variable) if word else ""
+
+
+CURES = {
+    "attribute": "keep the value in an nnx.Variable. {path} is a plain Python attribute: a loop traces its body once, so that"
+    " it changes once, and most other transforms lose the change",
+    "flag": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
+    " Python bool: a loop traces its body once, so that it changes once, and most other transforms lose the change",
+    "broadcast": "a layer that broadcasts the state (None) drops its updates, carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), with the other axes that yours has, or nnx.Carry for"
+    " the whole module",
+    "replaced": "write into the reference that is there, variable[...] = value, and hand nnx.update no arrays for it: in place it keeps its buffer",
+    "lost in a copy": "write the transform with graph=False or graph_updates=False, or that of jax: nnx.remat, nnx.cond, nnx.vmap, nnx.scan and"
+    " nnx.grad of flax's graph mode write to copies of the references",
+    "written twice": "read and write the reference outside of what jax.checkpoint makes again, or make it with jax.new_ref(value,"
+    " kind='no_grad_no_remat'): a gradient runs the write a second time, and differentiates that run",
+    "copy": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x), and nnx.cond or"
+    " nnx.switch instead of that of jax.lax",
+}
+"""The change to make for each cause; code fills in the braces."""

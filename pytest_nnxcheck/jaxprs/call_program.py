@@ -16,7 +16,6 @@ from pytest_nnxcheck.core.facts import CallProgram
 from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import forwarded
-from pytest_nnxcheck.jaxprs.waste import waste
 
 
 def in_arrays(traced: Any) -> Any:
@@ -43,7 +42,8 @@ def call_program(
         remat_in_scan=flow.remat_in_scan(traced),
         branches=flow.branches(closed),
         calls_back=flow.calls_back(closed),
-        waste=waste(jaxpr, rewritten),
+        jaxpr=jaxpr,
+        rewritten=rewritten,
         precision=flow.lowest_precision(closed),
         equations=flow.equations(closed),
         operations=flow.operations(closed),

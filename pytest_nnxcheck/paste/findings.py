@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
-from pytest_nnxcheck.core import outcome as found
 from pytest_nnxcheck.core.catalogue import CALL_FIRST
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Outcome, Violation
 from pytest_nnxcheck.core.peak import FLOOR, OnTarget, Split
 from pytest_nnxcheck.engine.reference import calls_of, meaning_of
+from pytest_nnxcheck.invariants import donation, memory, parity, tracers
 from pytest_nnxcheck.paste.call import Call
+from pytest_nnxcheck.values.differences import Difference
 
 
 @dataclass
@@ -47,7 +48,7 @@ def looks_of(outcome: Outcome, call: Call) -> Looks:
     for violation, finding in every:
         if (finding.on if isinstance(finding, FindingOnTarget) else None) != looks.on:
             continue
-        looks.own_arrays &= not isinstance(finding, found.ViewedBuffer)
+        looks.own_arrays &= not isinstance(finding, donation.ViewedBuffer)
         rows = violation.details if violation.invariant == "donation" else ()  # a row a leaf
         words = ", ".join(ascii(text) for text in (violation.summary, *(text for _, text in rows)))
         for when, text in look_for(finding, call):
@@ -65,7 +66,7 @@ def looks_of(outcome: Outcome, call: Call) -> Looks:
 def firsts(violation: Violation) -> Iterable[Finding]:
     """The first finding of each kind, and every tracer."""
     return {
-        each if isinstance(each, found.TracerLeft) else type(each): each for each in violation.findings[::-1]
+        each if isinstance(each, tracers.TracerLeft) else type(each): each for each in violation.findings[::-1]
     }.values()
 
 
@@ -73,33 +74,33 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
     """The moment when a program looks for a finding, and the expression that is true where it is there."""
     keys, value = call.keys(finding.path), call.value(finding.path)
     match finding:
-        case found.TracerLeft(leak=leak) if leak.before:
+        case tracers.TracerLeft(leak=leak) if leak.before:
             yield "first", f"{leak.type!r} in living_tracers().values()"
-        case found.TracerLeft(leak=leak):
+        case tracers.TracerLeft(leak=leak):
             yield "search", leak.type
-        case found.MadeInEndedTrace():
+        case tracers.MadeInEndedTrace():
             yield "first", f"refuses_writes(state, {keys})"
-        case found.PeakOverBudget(figures=figures):
+        case memory.PeakOverBudget(figures=figures):
             yield "after", over(figures.split, figures.bound.budget)
-        case found.StateCopied(figures=figures, bytes=size):
+        case memory.StateCopied(figures=figures, bytes=size):
             yield "after", over(figures.split, figures.split.peak - size // 2)
-        case found.ConstantsCaptured():
+        case memory.ConstantsCaptured():
             yield "first", f"captured_bytes(program, state, inputs) >= {FLOOR}"
-        case found.SharedBuffer(other=other) if value and call.value(other):
+        case donation.SharedBuffer(other=other) if value and call.value(other):
             yield "first", f"pointers({value}) & pointers({call.value(other)})"
-        case found.Orphaned() if value:
+        case donation.Orphaned() if value:
             yield "after", f"{value}.is_deleted()"
-        case found.LostBuffer(cause="reference", abstract=False) if value:
+        case donation.LostBuffer(cause="reference", abstract=False) if value:
             yield "before", f"pointer = {value}.unsafe_buffer_pointer()"
             yield "after", f"{value}.unsafe_buffer_pointer() != pointer"
-        case found.ViewedBuffer() | found.LostBuffer(cause="sharding", abstract=False) if value:
+        case donation.ViewedBuffer() | donation.LostBuffer(cause="sharding", abstract=False) if value:
             yield "before", f"donated = pointers({value})"
             yield "after", "donated - pointers(state, output)"
-        case found.LostBuffer() | found.LostOnTarget():
+        case donation.LostBuffer() | donation.LostOnTarget():
             yield "after", "lost_by_program(executable, lowered)"
-        case found.UpdateDropped():
+        case donation.UpdateDropped():
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
-        case found.ValueDiffers(size=size):
+        case parity.ValueDiffers(difference=Difference(size=size)):
             numbers, calls = calls_of(meaning_of(call.nesting))
             axes = sum(bool(layer.row.axis) for layer in call.nesting.layers)
             wanted = f"calls = [call(eager, *(leaf[{(0,) * axes}] for leaf in inputs)) for _ in range({calls})]"
@@ -113,11 +114,11 @@ def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa
             yield "before", wanted if call.nesting.layers else f"with jax.disable_jit():\n        {wanted}"
             yield "before", f"wanted = {call.value(finding.path, 'eager') + read if value else calls_text(numbers)}"
             yield "after", f"differs(wanted, {value + read or primal_text(call.nesting)}, {min(size / 2, 1e300)!r})"
-        case found.DoesNotFit(on=on):
+        case memory.DoesNotFit(on=on):
             yield "after", f"peak_on_target(executable, {bool(parse_target(on.target).chip.gpu)}) > {on.limit}"
-        case found.OverBudgetOnTarget(on=on, bound=bound):
+        case memory.OverBudgetOnTarget(on=on, bound=bound):
             yield "after", f"peak_on_target(executable, {bool(parse_target(on.target).chip.gpu)}) > {bound.budget}"
-        case found.CopiedOnTarget(on=on) if on.split is not None:
+        case memory.CopiedOnTarget(on=on) if on.split is not None:
             yield "after", f"peak(executable) > {on.split.peak - on.copies // 2}"
 
 

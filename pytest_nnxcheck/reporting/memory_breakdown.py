@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.peak import FLOOR, SHOWN, Buffer, Captured, PeakLine, Split
 from pytest_nnxcheck.core.text import Row, format_bytes
 
@@ -29,11 +28,11 @@ OUTER = 3
 
 
 def rows(evidence: Evidence) -> tuple[Row, ...]:
-    """The rows of a peak: the un-nested program beside it, the lines with their largest buffers, what is captured, what a step adds."""
+    """The rows of a peak: the un-nested program beside it, the lines with their largest buffers, what is captured."""
     split = evidence.split
     if split is None:
         return ()
-    return (*beside(evidence, split), *where(evidence, split), *captured(evidence, split), *growth(evidence))
+    return (*beside(evidence, split), *where(evidence, split), *captured(evidence, split))
 
 
 def of_un_nested(name: str, evidence: Evidence) -> tuple[Row, ...]:
@@ -197,14 +196,3 @@ def text_of(array: Captured) -> str:
     name = f"   {array.name}" if array.name else ""
     line = f"used at {array.line}" if array.line else "(no line)"
     return f"{array.type} {format_bytes(array.bytes)}{name}   {line}"
-
-
-def growth(evidence: Evidence) -> Iterator[Row]:
-    """The row on the bytes that each further step of the generated loop adds to the peak."""
-    gain = evidence.growth
-    if gain is None:
-        return
-    what = "element" if Layer.parse(gain.layer).row.axis == "elements" else "step"
-    adds = f"adds {format_bytes(gain.per_step.peak)}: {parts(difference(gain.per_step, NOTHING))}"
-    text = adds if gain.per_step.peak > 0 else "adds nothing to the peak"
-    yield "growth", f"each further {what} of {gain.layer} {text}   (from {gain.steps} and {2 * gain.steps} {what}s)"

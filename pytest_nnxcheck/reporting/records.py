@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.reporting import memory_breakdown, tally
 from pytest_nnxcheck.reporting.report import Report, replay, summary
 
-VERSION = 1
+VERSION = 2
 """The version of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
 
 NAME = "pytest-nnxcheck report"

@@ -1,13 +1,12 @@
-"""The words on targets: a row for each, a few words for a summary line, the sentence of each finding there. Made of the data alone."""
+"""The words on targets: a row for each, a few words for a summary line. Made of the data alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from pytest_nnxcheck.core.chips import GIB, SHARE, parse_target
-from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, FindingOnTarget, OverBudgetOnTarget
-from pytest_nnxcheck.core.peak import Bound, OnTarget
-from pytest_nnxcheck.core.text import Row, format_bytes, some
+from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.text import Row, format_bytes
 
 PADDED, LITTLE = 0.1, 2**20
 """The part of a peak, and the bytes, below which padding is not shown: every compiler pads a little."""
@@ -77,20 +76,6 @@ def _brief(on: OnTarget) -> str:
     figures, whole = peak(on.peak, on.limit), limit(on)
     unit = whole.rpartition(" ")[2]
     return f"{'fits' if on.fits else 'does not fit'} {on.target}: {figures.removesuffix(f' {unit}')} of {whole}"
-
-
-def sentence(finding: FindingOnTarget) -> str:
-    """The sentence of a finding on a target."""
-    on = finding.on
-    match finding:
-        case DoesNotFit():
-            figures = f"peak {peak(on.peak, on.limit)} of" if on.peak is not None else "it needs more than"
-            return f"the program does not fit {device(on)}: {figures} {limit(on)}"
-        case OverBudgetOnTarget(bound=Bound(budget=budget)):
-            return f"peak {peak(on.peak or 0, budget)} on {on.target} is over the budget of {format_bytes(budget)}"
-        case CopiedOnTarget():
-            return f"the program holds {on.copies / max(on.state, 1):.2f} extra copies of its state on {on.target}"
-    return f"{len(on.lost)} of {on.donated} donated leaves {lose(len(on.lost))} on {on.target}: {some(on.lost)}"
 
 
 def device(on: OnTarget) -> str:

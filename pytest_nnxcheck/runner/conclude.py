@@ -19,11 +19,13 @@ from pytest_nnxcheck.compat.frames import raised_by_us
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
-from pytest_nnxcheck.core.outcome import BodyFinished, ConstantsCaptured, FindingOnTarget, Outcome, Verdict, nobody
+from pytest_nnxcheck.core.outcome import BodyFinished, FindingOnTarget, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import counted, first_line, format_bytes, row, some
 from pytest_nnxcheck.engine.example import Handed
-from pytest_nnxcheck.reporting import hints, report, tally
+from pytest_nnxcheck.invariants.memory import DONATE, ConstantsCaptured
+from pytest_nnxcheck.invariants.tracers import asks_to_hand_on
+from pytest_nnxcheck.reporting import report, tally
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.execution import Body, add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
@@ -199,7 +201,7 @@ def explain(outcome: Outcome, settings: Settings, exclusions: Exclusions, try_ou
     handed = [mends(outcome, result) for each, result in tried if hands_on(nesting, each)]
     violations = outcome.violations
     if handed and not any(handed):
-        violations = tuple(replace(v, hint="") if hints.asks_to_hand_on(v) else v for v in violations)
+        violations = tuple(replace(v, hint="") if asks_to_hand_on(v) else v for v in violations)
     rows: list[tuple[str, str]] = []
     if holds := [str(each) for each, result in tried if result is not None and result.verdict == "held"]:
         more = f", and {len(holds) - SHOWN} more" if holds[SHOWN:] else ""
@@ -254,7 +256,7 @@ def _donation(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator
         result = try_out(outcome.nesting, replace(settings, donate=donate))
         if result is not None and result.verdict == "held" and result.peak is not None:
             named = ", ".join(donate.split(",")[1:]) or "the state"
-            yield "hint", hints.hint("not donated", names=named, donate=donate, peak=format_bytes(result.peak))
+            yield "hint", DONATE.format(names=named, donate=donate, peak=format_bytes(result.peak))
             return
 
 

@@ -32,7 +32,7 @@ from pytest_nnxcheck.reporting import report, tally, violations
 from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.engine.outcomes import Checked
+    from pytest_nnxcheck.checks.outcomes import Checked
     from pytest_nnxcheck.paste.files import Programs
 
 
@@ -393,4 +393,4 @@ def _outside_of_a_body() -> str:
 
 def engine() -> Any:
     """The module that runs one call. Imported at each call: tests put another in its place."""
-    return importlib.import_module("pytest_nnxcheck.engine.check_call")
+    return importlib.import_module("pytest_nnxcheck.checks.check_call")

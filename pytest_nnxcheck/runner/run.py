@@ -19,7 +19,7 @@ from pytest_nnxcheck.compat import compile_cache, frames
 from pytest_nnxcheck.core.catalogue import JIT, MODES, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, in_mode
-from pytest_nnxcheck.core.notes import Fact, Note, StateAdded
+from pytest_nnxcheck.core.notes import Fact, Note, StateAdded, texts
 from pytest_nnxcheck.core.outcome import (
     NO_FACTS,
     BodyFinished,
@@ -32,7 +32,7 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.example import Memo
-from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, report, tally
+from pytest_nnxcheck.reporting import left_out, memory_breakdown, report, tally
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.execution import (
     Body,
@@ -105,7 +105,7 @@ class Run:
     def report(self) -> report.Report:
         """The results so far, as data."""
         outcomes = tuple(self.outcomes.values())
-        known = notes.texts((*self.notes, *self._without_target(), *self.facts.notes))
+        known = texts((*self.notes, *self._without_target(), *self.facts.notes))
         calls = self.facts.un_nested
         return report.Report(
             outcomes,
@@ -116,7 +116,7 @@ class Run:
             self.options,
             {} if self.programs is None else self.programs.texts,
             self.not_run,
-            advice=tuple(dict.fromkeys(hints.advice(piece) for call in calls for piece in call.advice)),
+            advice=tuple(dict.fromkeys(text for call in calls for text in texts(call.advice))),
             un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
         )
 

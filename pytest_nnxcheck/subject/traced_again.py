@@ -1,64 +1,20 @@
-"""The reasons why a jit traces again: state with another type after a call, objects and inner jits that the same code makes anew each time."""
+"""The objects that the same code makes anew for each nesting, and that a jit tells apart."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes, frames, graph
-from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
-from pytest_nnxcheck.compat.owner import is_library_file
-from pytest_nnxcheck.core.outcome import MISSING, JitTracedAgain, TypeMoved
-from pytest_nnxcheck.core.text import beginning, near
-from pytest_nnxcheck.subject.subject import Subject, on_arrays, spell
+from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.compat.arrays import is_array
+from pytest_nnxcheck.subject.subject import Subject, spell
 from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-# --- types and attributes that a jit compiles for, and a call replaces
-
-
-def moved(subject: Subject, before: Any, after: Any) -> tuple[TypeMoved, ...]:
-    """The parts of the state that differ after a call, so that a jit compiles again: attributes first, then the types of leaves. Never empty."""
-    return (*attributes_moved(subject, before, after), *types_moved(subject, before, after)) or (TypeMoved(),)
-
-
-def attributes_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved]:
-    old, new = (dict(graph.attributes(state)) for state in (before, after))
-    for path in dict.fromkeys([*old, *new]):
-        texts = [short(values[path]) if path in values else MISSING for values in (old, new)]
-        if (path in old) != (path in new) or not equal(old[path], new[path], unknown=True, typed=True):
-            kind = type(old.get(path)).__name__
-            yield TypeMoved(subject.path(path), label="attribute", type=kind, before=texts[0], after=texts[1])
-
-
-def types_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved]:
-    old, new = (dict(graph.raw_leaves(state)) for state in (before, after))
-    for path in dict.fromkeys([*old, *new]):
-        texts = [typed(leaves[path]) if path in leaves else MISSING for leaves in (old, new)]
-        if texts[0] != texts[1]:
-            hardened = path in old and path in new and weak(old[path]) and not weak(new[path])
-            yield TypeMoved(subject.path(path), label="leaf", before=texts[0], after=texts[1], hardened=hardened)
-
-
-def typed(leaf: Any) -> str:
-    """The type of a leaf as jax tells it from another."""
-    return f"{describe(leaf)}{', weakly typed' if weak(leaf) else ''}"
-
-
-def weak(leaf: Any) -> bool:
-    """True if a leaf is a number of Python's, or was made of one."""
-    return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
-
-
-# --- objects that the same code makes anew
 
 
 def static_parts(subject: Subject) -> dict[str, Any]:
@@ -125,84 +81,6 @@ def short(value: Any) -> str:
     """A value in a message; an object that is no plain value, whose text may be an address, by its type alone."""
     plain = value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple | list)
     return f"{value!r:.60}" if plain else f"a {type(value).__name__}"
-
-
-# --- jits inside the call
-
-
-@dataclass(frozen=True, slots=True)
-class JitTrace:
-    """One trace that a jit made of a function: its name, the line where it begins, and the types of the arrays."""
-
-    function: str
-    line: str
-    types: tuple[str, ...]
-
-
-def jits_traced_again(subject: Subject) -> tuple[JitTracedAgain, ...]:
-    """The functions that the second of two calls traces for the same types as the first one; none where a call changes the types of the state.
-
-    Both calls are made in one abstract evaluation, on the same module: the second one finds a jit that is kept there, or in a global.
-    """
-    first, second = traces_of_two_calls(subject)
-    again = [(trace, called) for trace, called in second if trace in {trace for trace, _ in first}]
-    lines: dict[tuple[str, str], list[str]] = {}
-    for trace, called in again:
-        lines.setdefault((trace.function, trace.line), []).append(called)
-    return tuple(
-        JitTracedAgain(function, line=line, called=tuple(dict.fromkeys(called)), times=len(called))
-        for (function, line), called in lines.items()
-    )
-
-
-Traces = list[tuple[JitTrace, str]]
-"""Traces of one call, each with the line that calls the jit."""
-
-
-def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
-    """The traces by jits inside a call in the first of two calls, and in the second."""
-    subject = subject.for_run()
-    traces: tuple[Traces, Traces] = [], []
-    types: list[Any] = []
-
-    def twice(module: Any, *inputs: Any) -> None:
-        types.append(types_of(module))
-        for noted in traces:
-            with frames.jits_traced(functools.partial(note, noted)):
-                subject.program(module, *inputs)
-            types.append(types_of(module))
-
-    function, arguments = on_arrays(twice, subject)
-    try:
-        jax.eval_shape(function, *arguments)
-    except Exception:  # noqa: BLE001 - the user's code may raise anything; a call that cannot be made twice is not judged
-        return [], []
-    before, *after = types
-    return traces if all(equal(before, each, unknown=False) for each in after) else ([], [])
-
-
-def types_of(module: Any) -> Any:
-    """The static parts and types of a module that a jit compiles for."""
-    graphdef, leaves = flax_modes.split(module)
-    return graphdef, [*map(typed, jax.tree.leaves(leaves))]
-
-
-def note(noted: Traces, jit: FrameType, caller: FrameType, by_library: bool) -> None:
-    """Note the trace of a jit of the user's: the user calls it, or wrote the function."""
-    trace, called = trace_of(jit, caller)
-    if trace.line or not by_library:
-        noted.append((trace, called))
-
-
-def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
-    """The function that a jit traces, as its frame shows, and the line that calls the jit."""
-    held = jit.f_locals
-    function = plain(held.get("fun"))
-    code = getattr(function, "__code__", None)
-    line = beginning(code) if code and not is_library_file(code.co_filename) else ""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    types = tuple(map(typed, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
-    return JitTrace(name, line, types), near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
 
 
 def plain(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The use that a call makes of its state: the outputs that are new values of inputs, leaves without a use, state that changes and is not donated.
+"""The outputs that are new values of inputs.
 
 An output is matched by what goes into it, by name, and by type. The match names the leaf and the reason where a buffer was lost; only the
 pointers prove that one was lost.
@@ -6,20 +6,14 @@ pointers prove that one was lost.
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
 
-from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.compat.arrays import array_type, nbytes
-from pytest_nnxcheck.core.facts import Advice, ArrayType, NotDonated, Path, Unused
-from pytest_nnxcheck.core.text import beginning
-from pytest_nnxcheck.subject.profile import Profile, StateUse
-from pytest_nnxcheck.subject.subject import Nodes, Subject
-from pytest_nnxcheck.subject.traced_again import plain
+from pytest_nnxcheck.compat.arrays import array_type
+from pytest_nnxcheck.core.facts import ArrayType
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.subject import Subject
 
 Typed = tuple[str, ArrayType]
 """Name and type of an array."""
@@ -87,89 +81,3 @@ def likeness(one: ArrayType, other: ArrayType) -> int:
         return 3
     shapes = [kind.shape or () for kind in (one, other)]
     return 2 if shapes[0] == shapes[1] else int(len(shapes[0]) == len(shapes[1]))
-
-
-# --- state that the call does not use, and state that it changes and does not donate
-
-
-def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
-    """Advice on state that the call does not use, or changes and does not donate, whatever its size."""
-    state = profile.state
-    used = {path for number, path in enumerate(state.paths) if number not in state.unused}
-    unused = [number for number, path in enumerate(state.paths) if path not in used]
-    if unused:
-        # Several objects are named one by one: nothing is the name of all.
-        least = int(isinstance(subject.state, Nodes))
-        parts = whole_parts((state.paths[number] for number in unused), used, least)
-        names = dict.fromkeys(map(subject.path, parts))
-        yield Unused(tuple(names), sum(state.sizes[number] for number in unused))
-    if jit := staging.jitted(subject.function):
-        yield from not_donated(subject, profile, jit)
-
-
-def whole_parts(paths: Iterable[Path], others: Collection[Path], least: int) -> Iterator[Path]:
-    """The shortest paths of ``least`` keys or more that lead to these leaves, and to none of the others."""
-    shared = {path[:length] for path in others for length in range(len(path) + 1)}
-    for path in paths:
-        yield next((path[:length] for length in range(least, len(path)) if path[:length] not in shared), path)
-
-
-def not_donated(subject: Subject, profile: Profile, jit: str) -> Iterator[NotDonated]:
-    """State that the wrapped function, a jit, changes and does not donate. A leaf that gets another type has no use for its old buffer."""
-    names = [*map(subject.path, profile.state.paths), *subject.input_names]
-    every, leaves = [*profile.state.sizes, *map(nbytes, subject.inputs)], len(profile.state.paths)
-    changed = {*changed_leaves(profile.state), *(leaves + number for number in changed_inputs(subject, profile))}
-    by_argument: Counter[str] = Counter()
-    for number in sorted(changed):
-        if profile.program.donated[number] is False:
-            by_argument[root(names[number])] += every[number]
-    if by_argument:
-        donated = {root(name) for name, given in zip(names, profile.program.donated, strict=False) if given}
-        function = plain(subject.function)
-        code = getattr(function, "__code__", None)
-        yield NotDonated(
-            function=getattr(function, "__name__", type(function).__name__),
-            jit=jit,
-            line=beginning(code) if code else "",
-            arguments=tuple(by_argument),
-            donate=option(subject.function, {*by_argument, *donated}),
-            bytes=by_argument.total(),
-        )
-
-
-def changed_leaves(state: StateUse) -> Iterator[int]:
-    """The numbers of the leaves that come back with another value of the same type."""
-    moved = state.changed - {leaf.path for leaf in state.retyped} - {*state.removed}
-    return (number for number, path in enumerate(state.paths) if path in moved)
-
-
-def changed_inputs(subject: Subject, profile: Profile) -> Iterator[int]:
-    """The numbers of the inputs that are state, and come back with another value of the same type: arguments, an `nnx.State` say, whose every array an output of the same name follows."""
-    new = successors(subject, profile, "all")
-    names, outputs = subject.input_names, profile.output
-    followed = {
-        number: output for number, output in new.items() if common(keys(names[number]), keys(outputs.names[output]))
-    }
-    batches = {root(name) for number, name in enumerate(names) if number not in followed}
-    for number, output in followed.items():
-        same_type = array_type(outputs.types[output]) == array_type(subject.inputs[number])
-        if root(names[number]) not in batches and same_type and outputs.handed_out[output] != number:
-            yield number
-
-
-def root(name: str) -> str:
-    """The argument that a name begins with."""
-    return re.match(r"\w*", name)[0]  # type: ignore[index]
-
-
-def option(function: Any, arguments: Collection[str]) -> str:
-    """The option of a jit that donates these arguments; a name that is no parameter is that of a method's object, the first argument."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positions = {each.name: number for number, each in enumerate(parameters) if each.kind is not each.KEYWORD_ONLY}
-    if any(each.name in arguments for each in parameters if each.kind is each.KEYWORD_ONLY):
-        return f"donate_argnames={tuple(sorted(arguments))}"
-    numbers = sorted({positions.get(name, 0) for name in arguments})
-    return f"donate_argnums={numbers[0] if len(numbers) == 1 else tuple(numbers)}"

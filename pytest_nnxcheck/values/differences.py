@@ -1,4 +1,4 @@
-"""Compare two results of the same calls: which values differ, or are not finite, and how far they may lie apart.
+"""Compare two results of the same calls: which values differ, and how far they may lie apart.
 
 A difference counts if it is more than ten times what moving the start of those calls by a few roundings does. A value that rounding decides (a sign of Adam
 where the gradient is noise, an index of two scores that are alike) moves as far from a start that is a few roundings away; an error of a transform
@@ -8,6 +8,7 @@ does not. Keys and other values that are no numbers are compared bit by bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -17,7 +18,6 @@ import numpy as np
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import describe, value_of
 from pytest_nnxcheck.core.notes import Fact
-from pytest_nnxcheck.core.outcome import NotFinite, ValueDiffers
 from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Leaf
 from pytest_nnxcheck.walk.fingerprint import plain_text, plain_type
 
@@ -37,6 +37,31 @@ Nudged = tuple[Effect, ...]
 """The effects of the same calls from starts a few roundings away."""
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A leaf, an attribute or an output that is not as it should be."""
+
+    path: str
+    label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs"]
+    of: str = ""
+    """The type of the Variable."""
+    type: str = ""
+    """The type of the array, or of the Python value of an attribute."""
+    want: str | complex = ""
+    """The value, type or count that should be there: of an array, that of the element whose values differ most."""
+    have: str | complex = ""
+    """The value, type or count that is there."""
+    wrong: int = 0
+    """The number of elements that differ."""
+    elements: int = 0
+    size: float = 1.0
+    """The distance between the two values of that element; 1 where it is no float."""
+    allowed: float | None = None
+    """The distance that is allowed."""
+    rounding: bool = False
+    """True if only floats differ, by a finite amount."""
+
+
 def differences(
     wanted: Effect,
     got: Effect,
@@ -44,7 +69,7 @@ def differences(
     *,
     drawn: bool = False,
     state_only: bool = False,
-) -> tuple[ValueDiffers, ...]:
+) -> tuple[Difference, ...]:
     """Find all differences, those of the state first.
 
     Both results started from the state that ``got`` names. With ``drawn``, values that depend on random numbers do not count.
@@ -57,12 +82,12 @@ def differences(
     )
 
 
-def of_state(wanted: Effect, got: Effect, before: Facts, nudged: Nudged, *, drawn: bool) -> Iterator[ValueDiffers]:
+def of_state(wanted: Effect, got: Effect, before: Facts, nudged: Nudged, *, drawn: bool) -> Iterator[Difference]:
     for path in dict.fromkeys([*wanted.after.leaves, *got.after.leaves]):
         old, want, have = before.leaves.get(path), wanted.after.leaves.get(path), got.after.leaves.get(path)
         if want is None or have is None:
             if (leaf := want or have) and not (drawn and old is None):
-                yield ValueDiffers(path, label="missing" if have is None else "added", of=leaf.kind)
+                yield Difference(path, label="missing" if have is None else "added", of=leaf.kind)
             continue
         want, have = of_old(want, old), of_old(have, old)
         if want.value is have.value or (drawn and want is not old and not want.kind.startswith("Rng")):
@@ -77,13 +102,13 @@ def of_old(leaf: Leaf, old: Leaf | None) -> Leaf:
     return old if leaf.value is UNCHANGED and old is not None else leaf
 
 
-def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDiffers]:
+def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[Difference]:
     for path in dict.fromkeys([*wanted.attributes, *got.attributes]):
         old, want, have = (facts.attributes.get(path) for facts in (before, wanted, got))
         if want == have:
             continue
         texts = [plain_text(value) if value is not None else "nothing" for value in (want, have)]
-        yield ValueDiffers(
+        yield Difference(
             path,
             label="dropped" if have == old else "attribute",
             of="attribute",
@@ -93,7 +118,7 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDif
         )
 
 
-def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[ValueDiffers]:
+def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[Difference]:
     if wanted.structure.others != got.structure.others:
         yield from of_plain_leaves(wanted.structure.others, got.structure.others)
         return
@@ -102,7 +127,7 @@ def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[ValueDif
     for name in dict.fromkeys([*runs[0], *runs[1]]):
         want, have, *moved = (run.get(name, []) for run in runs)
         if len(want) != len(have):
-            yield ValueDiffers(name, label="differs", want=f"{len(want)} arrays", have=str(len(have)))
+            yield Difference(name, label="differs", want=f"{len(want)} arrays", have=str(len(have)))
             continue
         paired = [arrays for arrays in moved if len(arrays) == len(want)]
         for a, b, *others in zip(want, have, *paired, strict=True):
@@ -111,14 +136,14 @@ def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[ValueDif
                 yield difference
 
 
-def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[ValueDiffers]:
+def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[Difference]:
     """The differing leaves of an output that are no arrays, by path, with both values."""
     for path in dict.fromkeys([*wanted, *got]):
         if path not in wanted or path not in got or wanted[path] != got[path]:
             want, have = (
                 plain_text(leaves[path]) if path in leaves else "none that is no array" for leaves in (wanted, got)
             )
-            yield ValueDiffers(path, label="differs", want=want, have=have)
+            yield Difference(path, label="differs", want=want, have=have)
 
 
 def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
@@ -133,13 +158,13 @@ def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
     return arrays
 
 
-def compare(path: str, want: Any, have: Any, old: Any, spread: float, kind: str) -> ValueDiffers | None:
+def compare(path: str, want: Any, have: Any, old: Any, spread: float, kind: str) -> Difference | None:
     """Compare two arrays; ``spread`` is the distance that the nudged starts moved the first, see `distance`."""
     if isinstance(have, jax.Array) and have.is_deleted():
-        return ValueDiffers(path, label="deleted", of=kind, type=describe(want))
+        return Difference(path, label="deleted", of=kind, type=describe(want))
     want, have = comparable(want, kind), comparable(have, kind)
     if describe(want) != describe(have):
-        return ValueDiffers(path, label="differs", of=kind, want=describe(want), have=describe(have))
+        return Difference(path, label="differs", of=kind, want=describe(want), have=describe(have))
     a, b = numbers(want), numbers(have)
     off = apart(a, b)
     allowed = rounding_of(want, a, old) + TIMES * spread if inexact(want) else 0.0
@@ -147,7 +172,7 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float, kind: str)
     if not wrong.any() or (not inexact(want) and np.count_nonzero(wrong) <= TIMES * spread):
         return None
     worst = np.unravel_index(int(np.argmax(off)), off.shape)
-    return ValueDiffers(
+    return Difference(
         path,
         label=label_of(b, old),
         of=kind,
@@ -260,41 +285,3 @@ def moved_apart(path: str, wanted: Effect, nudged: Effect) -> float:
         return distance(first, others[0])
     want, have, start, other_start = map(numbers, (first, *others))
     return largest(apart(want - start, have - other_start))
-
-
-# --- values that are not finite
-
-
-def not_finite(wanted: Effect, got: Effect) -> tuple[NotFinite, ...]:
-    """The values that are NaN or infinite in state or outputs, and are finite where the same calls are made without the nesting."""
-    return (*in_state(wanted, got), *in_outputs(wanted, got))
-
-
-def in_state(wanted: Effect, got: Effect) -> Iterator[NotFinite]:
-    """The leaves that are not finite after the nesting, and finite after the same calls without it."""
-    for path, leaf in got.after.leaves.items():
-        other = wanted.after.leaves.get(path)
-        if other is not None and other.value is UNCHANGED:
-            other = got.before.leaves.get(path)
-        yield from worse(path, leaf.value, None if other is None else other.value)
-
-
-def in_outputs(wanted: Effect, got: Effect) -> Iterator[NotFinite]:
-    """The outputs that are not finite, over all elements of the axes; in the un-nested output alone where the two differ in structure."""
-    names = [[*by_name(effect, whole=False)] for effect in (wanted, got)]
-    have, want = (by_name(effect, whole=names[0] == names[1]) for effect in (got, wanted))
-    for name, arrays in have.items():
-        others = want.get(name, [])
-        for number, array in enumerate(arrays):
-            yield from worse(name, array, others[number] if number < len(others) else None)
-
-
-def worse(path: str, have: Any, want: Any) -> Iterator[NotFinite]:
-    """A finding if elements of an array are not finite, and finite in the other one, where that has its shape."""
-    if not inexact(have) or (hasattr(have, "is_deleted") and have.is_deleted()):
-        return
-    wrong = ~np.isfinite(numbers(have))
-    if want is not None and np.shape(want) == wrong.shape and inexact(want):
-        wrong &= np.isfinite(numbers(want))
-    if wrong.any():
-        yield NotFinite(path, type=describe(have), wrong=int(np.count_nonzero(wrong)), elements=wrong.size)

@@ -16,8 +16,8 @@ from typing import Any
 
 from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.walk.raw_access import class_dict, class_name, code_names, mro, top_package
 
 _MOST = 8

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple, TypeVar
 
-from pytest_nnxcheck.core.outcome import TracerLeft
+from pytest_nnxcheck.core.notes import other_dtype
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
-from pytest_nnxcheck.reporting import hints, violations
+from pytest_nnxcheck.invariants.tracers import CURES, PLAIN, TracerLeft
 from pytest_nnxcheck.reporting.memory_breakdown import formula
 from pytest_nnxcheck.watch.leftovers import Leftover
 from pytest_nnxcheck.watch.programs import UnusedBuffers, WastefulProgram
@@ -121,7 +121,7 @@ def _each_once(label: str, texts: Iterable[str]) -> Iterator[Row]:
 
 def _leftover_rows(leftover: Leftover) -> Iterator[Row]:
     if isinstance(leftover, TracerLeft):
-        yield from violations.leaked(leftover.leak)
+        yield from leftover.rows()
     else:
         where = f"{leftover.path}   {leftover.type}"
         yield "pinned", f"{where}, made in a trace that has ended: flax refuses to write it"
@@ -133,7 +133,13 @@ def _unused_rows(buffers: UnusedBuffers) -> Iterator[Row]:
 
 
 def _cure(buffers: UnusedBuffers) -> str:
-    return hints.other_dtype(buffers.type.partition("[")[0], buffers.new) if buffers.new else hints.hint("not returned")
+    if buffers.new:
+        return other_dtype(buffers.type.partition("[")[0], buffers.new)
+    from pytest_nnxcheck.invariants.donation import (
+        NOT_RETURNED,  # late: it loads jax, which a run that donates has loaded
+    )
+
+    return NOT_RETURNED
 
 
 def _over_budget_rows(program: WastefulProgram) -> Iterator[Row]:
@@ -158,12 +164,12 @@ def _compiled(program: WastefulProgram) -> str:
 
 def _hint(leftover: Leftover) -> str:
     if not isinstance(leftover, TracerLeft):
-        return hints.hint("pinned")
+        return leftover.cure()
     leak = leftover.leak
-    plain = leak.holder in hints.PLAIN and not leak.keeper
+    plain = leak.holder in PLAIN and not leak.keeper
     if plain and leak.place == "module":  # which holds for a module that was captured, too
-        return hints.hint("plain value, captured", path=leak.path, holder=leak.holder)
-    return hints.tracer_left(leftover)
+        return CURES["plain value, captured"].format(path=leak.path, holder=leak.holder)
+    return leftover.cure()
 
 
 def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[str]) -> str:

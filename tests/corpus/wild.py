@@ -11,8 +11,8 @@ import wild_training
 from wild_cases import WILD
 
 from pytest_nnxcheck import Nesting
+from pytest_nnxcheck.checks.check_call import check_call
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.reporting import violations
 
 FILES = (wild_calls, wild_inputs, wild_state, wild_training)

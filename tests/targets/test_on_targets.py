@@ -14,8 +14,9 @@ from healthy import assign
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import parse_target
-from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, LostOnTarget, OverBudgetOnTarget
 from pytest_nnxcheck.engine import on_targets
+from pytest_nnxcheck.invariants.donation import LostOnTarget
+from pytest_nnxcheck.invariants.memory import CopiedOnTarget, DoesNotFit, OverBudgetOnTarget
 
 JAX = jax.__version_info__
 BOTH = ("v5e", "h100")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import bugs
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,9 @@ from wild_training import optimizer_of, step_on_squares
 
 from pytest_nnxcheck import CheckError, Nesting, assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move
-from pytest_nnxcheck.invariants.case import Case, Donation
-from pytest_nnxcheck.invariants.donation import judge, lost_leaves, notes
-from pytest_nnxcheck.reporting.notes import texts
+from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move, Observation
+from pytest_nnxcheck.core.notes import texts
+from pytest_nnxcheck.invariants.donation import lost_leaves, notes
 
 ONES = jnp.ones((2, 4))
 
@@ -186,11 +187,7 @@ def test_one_output_excuses_one_leaf():
         return Leaf(path, ArrayType("float32", (4,)), None, pointers)
 
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
-    lost = lost_leaves(moves, frozenset({0, 10, 11, 12}))
-    assert texts(notes(Nesting(), moves, lost)) == (
-        "a came back in a new buffer: an output of the call took a donated one",
-    )
-    (violation,) = judge(Case(Nesting(), donation=Donation(moves, lost, changed=frozenset("abc")))).violations
-    assert [finding.path for finding in violation.findings] == ["b", "c"]
-    everything = lost_leaves(moves, frozenset({10, 11, 12}))
-    assert notes(Nesting(), moves, everything) == ()
+    seen = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
+    assert texts(notes(seen)) == ("a came back in a new buffer: an output of the call took a donated one",)
+    assert [leaf.path for leaf in lost_leaves(seen)] == ["b", "c"]
+    assert notes(replace(seen, reused=frozenset({10, 11, 12}))) == ()

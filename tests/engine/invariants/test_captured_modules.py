@@ -13,14 +13,13 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.notes import CapturedNode
+from pytest_nnxcheck.core.notes import CapturedNode, captured_by
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.reporting import hints
 
 refused = pytest.mark.skipif(
     FLAX < (0, 10, 7), reason="flax before 0.10.7 lets a captured module be written, which leaves tracers"
 )
-HINT = hints.hint("captured by the call")
+HINT = "hand the module to the call as an argument: wrap f, and call it as f("
 
 
 class JitsItself(nnx.Module):
@@ -118,7 +117,7 @@ def test_a_captured_module_is_whole_after_one_nesting_that_failed(nesting):
 def test_a_function_of_jax_that_jits_for_itself_is_no_jit_of_the_user_s(asks):
     told = text(call(asks, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)))
     assert "Cannot mutate" in told
-    assert hints.captured_by("jit") not in told
+    assert captured_by("jit") not in told
 
 
 class Counter:
@@ -168,7 +167,7 @@ def test_what_the_transform_around_the_call_captured_is_named(name, transform):
     counter = Counter(transform)
     told = text(call(counter.update, numbers(BATCH)))
     nodes = [CapturedNode(f"self.{attribute}", "BatchStat", FLAX >= (0, 10, 7)) for attribute in ("count", "total")]
-    advice = hints.captured_by(name, nodes)
+    advice = captured_by(name, nodes)
     assert f"{name} at {near(__file__)}:{counter.line} {COUNTED}; {advice}" in told
 
 

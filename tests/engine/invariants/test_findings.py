@@ -10,12 +10,8 @@ import jax.numpy as jnp
 from checking import call, text
 from flax import nnx
 
-from pytest_nnxcheck import Nesting
-from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.outcome import SharedBuffer
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.invariants.case import Case, Tracers
-from pytest_nnxcheck.invariants.tracers import judge
+from pytest_nnxcheck.invariants.donation import SharedBuffer
 
 
 def findings(found):
@@ -53,12 +49,9 @@ def test_more_findings_than_rows_are_kept():
     assert "and 3 more" in text(found)
 
 
-def test_where_jax_trips_over_a_leak_the_leak_is_what_broke():
-    kept, inside = (Leak(path, "list", "DynamicJaxprTracer", "float32[]", "", "") for path in ("KEPT[0]", "merged"))
-    for leaks, path in (((kept,), "KEPT[0]"), ((), "merged")):
-        case = Case(Nesting.parse("jit"), tracers=Tracers(leaks, dropped=(inside,), raised=True))
-        (violation,) = judge(case).violations
-        assert [left.path for left in violation.findings] == [path]
+def test_of_several_invariants_the_most_serious_is_told_first():
+    found = call(bugs.step_other_dtype, bugs.Pair(64), nesting="jit", memory_budget=1)
+    assert [violation.invariant for violation in found.outcome.violations] == ["donation", "memory"]
 
 
 def test_a_program_that_was_compiled_for_another_call_names_the_lines_of_its_own():

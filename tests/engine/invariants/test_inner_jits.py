@@ -13,8 +13,7 @@ from healthy import WIDTH, node_list, numbers, rngs
 
 from pytest_nnxcheck.compat import frames
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.reporting import hints
-from pytest_nnxcheck.subject import traced_again
+from pytest_nnxcheck.invariants import recompilation
 
 INPUT = numbers((3, WIDTH))
 RUNS: list[None] = []
@@ -164,7 +163,7 @@ def test_another_shape_in_each_call_is_no_other_trace_of_the_same():
 )
 def test_each_jit_of_the_users_is_one_trace(function, traces):
     noted = []
-    with frames.jits_traced(functools.partial(traced_again.note, noted)):
+    with frames.jits_traced(functools.partial(recompilation.note, noted)):
         jax.make_jaxpr(lambda x: function(x))(INPUT)  # noqa: PLW0108 - a trace of its own
     assert [called.rpartition(":")[0] for _, called in noted] == [near(__file__)] * traces
 
@@ -181,7 +180,7 @@ def test_a_state_that_changes_is_told_first():
 
 
 def test_with_what_the_hint_says_it_holds():
-    told = hints.hint("jit made anew")
+    told = "make the jit once, outside of the call, at module level say, and hand"
     assert told in text(call(Layer(ANEW["lambda"]), INPUT, nesting="jit", invariants="recompilation"))
     assert told in text(call(Layer(ANEW["static lambda"]), INPUT, nesting="jit", invariants="recompilation"))
     for name in ("module level", "static function"):

@@ -12,8 +12,8 @@ from checking import call, some
 from flax import nnx
 from healthy import BATCH, HEALTHY, WIDTH, node_list, numbers, rngs
 
+from pytest_nnxcheck.core.notes import texts
 from pytest_nnxcheck.engine.example import Example, Memo
-from pytest_nnxcheck.reporting import notes
 
 NUMBERS = itertools.count()
 
@@ -102,7 +102,7 @@ def told_of(make, *args, invariants="recompilation", calls=2, memo=None):
             found = call(
                 lambda model, *args: None, make(), *args, nesting=nesting, invariants=invariants, example=example
             )
-        told.update(dict.fromkeys(notes.texts(found.facts.notes)))
+        told.update(dict.fromkeys(texts(found.facts.notes)))
     return [text for text in told if "the body makes its objects anew" in text]
 
 
@@ -141,7 +141,7 @@ def test_an_optimizer_whose_transformation_is_made_anew_is_named_by_its_function
         return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     def told(make_tx):
-        memo, texts = Memo(), []
+        memo, said = Memo(), []
         for nesting in ("un-nested", "jit"):
             with Example(memo) as example:
                 found = call(
@@ -152,8 +152,8 @@ def test_an_optimizer_whose_transformation_is_made_anew_is_named_by_its_function
                     invariants="recompilation",
                     example=example,
                 )
-            texts += notes.texts(found.facts.notes)
-        return texts
+            said += texts(found.facts.notes)
+        return said
 
     (text,) = told(lambda: optax.adam(1e-3))
     assert "optimizer.tx.init (optax." in text

@@ -22,7 +22,7 @@ from pytest_nnxcheck import (
     register_invariant,
     register_transform,
 )
-from pytest_nnxcheck.reporting.notes import texts
+from pytest_nnxcheck.core.notes import texts
 
 INPUT = numbers((3, WIDTH))
 pytestmark = pytest.mark.usefixtures("forgotten")

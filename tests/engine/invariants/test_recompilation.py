@@ -11,7 +11,6 @@ from retraced import INPUT, MODELS, STRONG, Halves, Starts, Weighs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.reporting import hints
 
 NESTINGS = ["jit", "jit > remat", "jit > scan[functional]", "jit[functional] > vmap"]
 
@@ -56,7 +55,7 @@ def test_a_functional_jit_drops_the_counter_so_that_nothing_is_traced_again():
 @pytest.mark.parametrize("name, old", [("integer", "int32"), ("nothing", "NoneType")])
 def test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first(name, old):
     make, _ = MODELS[name]
-    told = hints.hint("other kind", dtype="float32", old=old)
+    told = "make it float32 where it is made first:"
     assert told in text(call(make(), INPUT, nesting="jit", invariants="recompilation"))
     assert "cast" not in told
     assert call(Halves(STRONG), INPUT, nesting="jit", invariants="recompilation").outcome.verdict == "held"

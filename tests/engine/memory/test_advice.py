@@ -14,9 +14,8 @@ from healthy import HEALTHY
 from memory_evidence import line
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.facts import LargeLine, Recast, Saved, Stack, Waste
 from pytest_nnxcheck.core.peak import Buffer
-from pytest_nnxcheck.invariants.advice import Sizes, advice
+from pytest_nnxcheck.invariants.advice import LargeLine, Recast, Saved, Sizes, Stack, Waste, advice
 
 JIT = {"nesting": "jit"}
 

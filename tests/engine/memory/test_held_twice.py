@@ -13,10 +13,8 @@ from rewritten_leaves import ALONE, CHANGES, Codebook, KeyCache, Ring
 from wild_training import optimizer_of, step_on_squares
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.facts import HeldTwice, Waste
 from pytest_nnxcheck.core.peak import Buffer
-from pytest_nnxcheck.invariants.advice import Sizes, advice
-from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.invariants.advice import TWICE, HeldTwice, Sizes, Waste, advice
 
 JAX = jax.__version_info__[:2]
 JIT = {"nesting": "jit"}
@@ -158,7 +156,7 @@ def test_what_is_held_twice_is_told_with_its_line_and_the_cure_saves_it(name):
     operation, subject, x, told = CASES[name]
     wasteful, cured = check(subject(wastes=True), x, **JIT), check(subject(wastes=False), x, **JIT)
     (piece,) = wasteful.advice
-    assert piece.startswith(f"{told} once more, {hints.TWICE[operation]}")
+    assert piece.startswith(f"{told} once more, {TWICE[operation]}")
     if name in MARKS:
         assert piece.endswith(f" ({line(subject, MARKS[name])})")
     assert cured.advice == ()
@@ -168,7 +166,7 @@ def test_what_is_held_twice_is_told_with_its_line_and_the_cure_saves_it(name):
 
 
 def test_every_operation_is_cured():
-    assert {operation for operation, *_ in CASES.values()} == {*hints.TWICE}
+    assert {operation for operation, *_ in CASES.values()} == {*TWICE}
 
 
 class Attends(nnx.Module):

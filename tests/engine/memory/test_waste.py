@@ -8,7 +8,7 @@ import pytest
 from memory_evidence import line
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.jaxprs.waste import waste
+from pytest_nnxcheck.invariants.advice import waste
 
 
 def facts_of(call, *args):

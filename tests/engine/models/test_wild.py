@@ -16,9 +16,9 @@ from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Trainer, batch_of
 
 from pytest_nnxcheck import CheckError, Nesting, check
+from pytest_nnxcheck.checks.check_call import check_call
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.settings import merge
-from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.engine.example import Example, Memo
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

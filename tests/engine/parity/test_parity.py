@@ -14,8 +14,8 @@ from healthy import HEALTHY, assign
 from parity_calls import TREE, X, norm, parity
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.notes import texts
 from pytest_nnxcheck.engine.reference import separate
-from pytest_nnxcheck.reporting import notes
 from pytest_nnxcheck.transforms import layers
 
 
@@ -118,7 +118,7 @@ NOT_HANDED_OUT = "parity does not compare model.calls where a layer is functiona
 def test_a_python_attribute_that_the_call_sets_is_not_what_a_functional_layer_hands_out(nesting):
     found = parity(Counts(plain=True), X, nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
-    (note,) = notes.texts(found.facts.notes)
+    (note,) = texts(found.facts.notes)
     assert note.startswith(NOT_HANDED_OUT)
     assert found.outcome.notes == ()
     assert parity(Counts(plain=False), X, nesting=nesting).facts.notes == ()

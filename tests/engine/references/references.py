@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from pytest_nnxcheck import Nesting
+from pytest_nnxcheck.checks.check_call import Checked
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.engine.check_call import Checked
 
 needs_refs = pytest.mark.skipif(not flax_modes.takes_refs(), reason="this jax and flax take no models in references")
 ALL = ("tracers", "memory", "donation", "parity")

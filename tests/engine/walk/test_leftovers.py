@@ -17,7 +17,7 @@ from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.core.outcome import MadeInEndedTrace
+from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace
 from pytest_nnxcheck.watch import programs
 from pytest_nnxcheck.watch.leftovers import Reported, look
 

@@ -14,7 +14,9 @@ from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
 from pytest_nnxcheck import Layer
-from pytest_nnxcheck.core.outcome import MemoryWasted, StateTouched, UpdateDropped
+from pytest_nnxcheck.invariants.advice import MemoryWasted
+from pytest_nnxcheck.invariants.donation import UpdateDropped
+from pytest_nnxcheck.invariants.tracers import StateTouched
 from pytest_nnxcheck.paste.files import ProgramWarning, file_name
 from pytest_nnxcheck.paste.findings import look_for
 from pytest_nnxcheck.paste.usage import array_like, literal

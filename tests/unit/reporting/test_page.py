@@ -130,7 +130,6 @@ def test_the_hint_is_the_first_row():
         "buffer",
         "captured",
         "",
-        "growth",
         "replay",
     ]
     assert '<b>memory</b> <span>too much\nand on v5e</span></p><dl><dt class="advice">hint</dt>' in shown

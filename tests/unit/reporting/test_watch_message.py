@@ -9,7 +9,7 @@ import pytest
 
 from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.facts import Leak
-from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
+from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.watch import leftovers, programs
 from pytest_nnxcheck.watch.leftovers import Look, Reported
 from pytest_nnxcheck.watch.message import LeftBehind, headline, message, summary

@@ -14,17 +14,18 @@ from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Evidence, Lost, Observation
 from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.notes import Explanation, Fact, Mapped, Note, ValueAsked
+from pytest_nnxcheck.core.notes import Fact, Mapped, Note, ValueAsked
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, trials
 from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
-from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
 from pytest_nnxcheck.engine.observe import How, observe
+from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import Evaluated, meaning_of
-from pytest_nnxcheck.invariants.case import Judgement
+from pytest_nnxcheck.invariants.donation import lost_leaves
+from pytest_nnxcheck.invariants.judge import Judgement
 from pytest_nnxcheck.subject.profile import in_arrays_alone
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
 from pytest_nnxcheck.values.differences import alike
@@ -82,12 +83,9 @@ def concluded(ran: Ran, judgement: Judgement) -> Checked:
 
 def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
     """The verdict, the figures, and their explanation."""
-    call, observation, bound = ran.call, ran.observation, bound_of(ran)
-    notes = (*call.known.notes, *of_targets(observation), *unasserted(ran), *judgement.of_call)
+    call, observation, bound = ran.call, ran.observation, ran.bound
+    notes: tuple[Note, ...] = (*call.known.notes, *of_targets(observation), *unasserted(ran), *judgement.of_call)
     call.known.notes = tuple(dict.fromkeys(notes))
-    measured = evidence(ran, bound)
-    if any(violation.invariant == "memory" for violation in judgement.violations):
-        measured = replace(measured, growth=growth(ran))
     return Outcome(
         nesting=call.nesting,
         verdict="violated" if judgement.violations else "held",
@@ -95,16 +93,16 @@ def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
         peak=observation.memory.peak if observation.memory else None,
         budget=bound.budget if bound else None,
         facts=(*of_holding(ran), *notes_of(judgement)),
-        evidence=measured,
+        evidence=evidence(ran, bound),
     )
 
 
 def evidence(ran: Ran, bound: Bound | None) -> Evidence:
     """The figures and facts of a nesting that reports keep."""
-    observation, un_nested = ran.observation, un_nested_memory(ran)
+    observation, un_nested = ran.observation, ran.un_nested_memory
     before = un_nested.made if un_nested else ()
     after = marked_as_added(observation.memory.made if observation.memory else (), before)
-    lost = {leaf.path for leaf in observation.lost}
+    lost = {leaf.path for leaf in lost_leaves(observation)}
     return Evidence(
         split=observation.memory and observation.memory.split,
         expected=bound.expected if bound else None,
@@ -245,7 +243,7 @@ def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
     return (Mapped(MAPPING, (*map(subject.path, written), *subject.input_names)),)
 
 
-def failed(call: Call, error: Exception, observation: Observation, more: tuple[Explanation, ...] = ()) -> Checked:
+def failed(call: Call, error: Exception, observation: Observation, more: tuple[Note, ...] = ()) -> Checked:
     """The outcome of the user's own exception, explained in notes; or of flax's, for a thing that its mode cannot do."""
     nesting = call.nesting
     if refusals.is_mode_refusal(error, nesting.mode):
@@ -255,20 +253,20 @@ def failed(call: Call, error: Exception, observation: Observation, more: tuple[E
     return Checked(None, outcome, error)
 
 
-def explained(call: Call, error: Exception, observation: Observation) -> tuple[Explanation, ...]:
+def explained(call: Call, error: Exception, observation: Observation) -> tuple[Note, ...]:
     """The explanation of the user's exception: the leaked tracers, and the transform that captured a module."""
     if refusals.asks_for_value(error):
         return (ValueAsked(),)
     is_refusal = refusals.is_refusal(error)
     if not (is_refusal or refusals.is_tracer_error(error)):
         return ()
-    left: Sequence[Explanation] = observation.leaks or observation.dropped
+    left: Sequence[Note] = observation.leaks or observation.dropped
     left = left or call.once("merged", lambda: causes.merged_inside(call.subject))
     captures = captured(call) or (causes.captured_by_call(call.subject) if is_refusal else ())
     return (*left[: causes.SHOWN], *captures)
 
 
-def captured(call: Call, *, leaking: bool = False) -> tuple[Explanation, ...]:
+def captured(call: Call, *, leaking: bool = False) -> tuple[Note, ...]:
     """The transforms that the call applies to a function which captured a graph node, one that holds tracers then; the same under every nesting."""
     captures = call.once("captured", lambda: causes.captured(call.subject))
     return tuple(capture for capture in captures if capture.leaks or not leaking)
@@ -282,7 +280,7 @@ def facts_of(call: Call) -> CallFacts:
     subject, settings = call.subject, call.settings
     profile, un_nested = call.known.profile, call.known.un_nested
     running = tuple(row.name for row in rows_of(settings.invariants) if row.runs and subject.abstract)
-    notes = [*call.originals.notes, *([Fact("abstract", running)] if running else [])]
+    notes: list[Note] = [*call.originals.notes, *([Fact("abstract", running)] if running else [])]
     notes += call.known.notes
     if profile is None:
         return CallFacts((*notes,), (), () if un_nested is None else (un_nested,))

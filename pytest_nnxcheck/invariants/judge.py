@@ -1,0 +1,75 @@
+"""Ask the invariants of a check about a call that ran."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pytest_nnxcheck.core.catalogue import InvariantRow, rows_of, severity
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import Observation
+from pytest_nnxcheck.core.notes import Fact, Note
+from pytest_nnxcheck.core.outcome import Finding, Violation
+from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.invariants import donation, own
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict of all invariants on a nesting."""
+
+    violations: tuple[Violation, ...] = ()
+    """The broken invariants, the most serious first."""
+    notes: tuple[Note, ...] = ()
+    """Notes that are no violations."""
+    error: CheckError | None = None
+    """The error of an invariant of the user's own that could not judge; the first of several."""
+    of_call: tuple[Note, ...] = ()
+    """Notes on the call, reported once for all its nestings."""
+
+
+def judged(ran: Ran, invariants: Iterable[str]) -> Judgement:
+    """Judge a run by the invariants of these names, in the order of their rows. The notes begin with those on donation, asserted or not."""
+    violations: list[Violation] = []
+    notes: list[Note] = [*donation.notes(ran.observation)]
+    errors: list[CheckError] = []
+    for row in rows_of(invariants):
+        if not can_judge(row, ran.observation, broken=bool(violations)):
+            continue
+        if row.function is None:
+            said = [*importlib.import_module(f"pytest_nnxcheck.invariants.{row.name}").judge(ran)]
+        else:
+            try:
+                said = [*own.judge(ran, row)]
+            except CheckError as error:
+                errors.append(error.with_traceback(None))  # its frames hold arrays
+                continue
+        notes += [each for each in said if not isinstance(each, Finding)]
+        if findings := tuple(each for each in said if isinstance(each, Finding)):
+            violations.append(Violation(row.name, findings=findings))
+    return Judgement(
+        violations=tuple(sorted(violations, key=lambda violation: severity(violation.invariant))),
+        notes=tuple(note for note in notes if not is_of_call(note)),
+        error=errors[0] if errors else None,
+        of_call=tuple(dict.fromkeys(note for note in notes if is_of_call(note))),
+    )
+
+
+def is_of_call(note: Note) -> bool:
+    """True if a note is on the call, whatever its nesting."""
+    return isinstance(note, Fact) and note.of_call
+
+
+def can_judge(row: InvariantRow, observation: Observation, *, broken: bool) -> bool:
+    """True if an invariant can judge the run.
+
+    Values are compared where the call ended, left no tracers, and broke nothing else; an invariant of the user's own is asked where it ended
+    and left none, whatever else broke.
+    """
+    if row.function is not None:
+        measured = observation.memory is not None or not row.compiled
+        return observation.settled and measured and not (row.runs and observation.abstract)
+    return observation.settled and not broken if row.values else True
