@@ -77,7 +77,8 @@ def refused(call: Call, layer: Layer) -> Misfit | None:
     # What comes out has no use: it is no stand-in that the body was handed.
     seen = observe(replace(call, example=Example(call.memo)), Nesting((layer,), call.nesting.mode), TRACED)
     error = seen.error
-    if error is None or seen.leaks or seen.dropped or not raised_by_library(error):
+    leaks = seen.leaks or seen.dropped or call.profile.state.poisoned
+    if error is None or leaks or not raised_by_library(error):
         return None
     # These too are raised out of jax or flax, at a fault of the user's code: a tracer that it kept, a value that it asks for, a captured module.
     captures = layer.captures and refusals.is_refusal(error)

@@ -82,6 +82,8 @@ class StateUse:
     """The metadata of Variables that it changes: path, name, value before, value after."""
     replaced: tuple[Path, ...] = ()
     """The Variables in whose place it puts another Variable."""
+    poisoned: bool = False
+    """True if it leaves tracers in a module, outside of the leaves."""
     restructured: bool = False
     """True if it sets attributes that are no arrays."""
     unused: tuple[int, ...] = ()
