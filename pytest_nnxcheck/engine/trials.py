@@ -100,16 +100,18 @@ def is_users(cause: BaseException | None) -> bool:
 def named(layer: Layer, call: Call) -> Misfit | None:
     """The thing that the call does and a layer of this kind refuses; `None` if nothing of it is known."""
     row, state, argument = layer.row, call.profile.state, layer.style == "argument"
-    if layer.captures or not row.fixes_state:
+    if layer.captures:
         return None
     known: list[tuple[MisfitKind, Path, tuple[str, ...]]] = []
+    if row.pair == "first call":
+        known += [("retyped, twice", leaf.path, (leaf.before, leaf.after)) for leaf in state.retyped]
     if row.carries:
         known += [("retyped", leaf.path, (leaf.before, leaf.after)) for leaf in state.retyped]
         # A functional layer carries what the call writes, and no more.
         known += [("relabelled", leaf, (*how,)) for leaf, *how in state.relabelled if argument or leaf in state.changed]
     if argument and row.loop:
         known += [("reference carried", leaf, ()) for leaf in sorted(state.references, key=str)]
-    if argument:
+    if argument and row.fixes_state:
         known += [("added", leaf, ()) for leaf in state.added]
     if argument and row.carries:
         known += [("removed", leaf, ()) for leaf in state.removed]

@@ -11,6 +11,7 @@ MISFITS: dict[MisfitKind, str] = {
     "backwards": "grad cannot go backwards through a while_loop: its number of steps is not known beforehand",
     "inside itself": "{of}",
     "retyped": "{keeps}: the call makes {of}, which is {types[0]}, a {types[1]}",
+    "retyped, twice": "makes the call twice, and the first makes {of}, which is {types[0]}, a {types[1]}",
     "relabelled": "{keeps}: the call turns {types[0]} of {of} from {types[1]} into {types[2]}",
     "added": "{carries}, and the call adds {of} to it",
     "removed": "{carries}, and the call takes {of} out of it",

@@ -273,6 +273,7 @@ def state_of(evaluation: Evaluation) -> StateUse:
         replaced=tuple(
             path for path, variable in old.variables.items() if new.variables.get(path, variable) is not variable
         ),
+        poisoned=evaluation.poisoned,
         restructured=old.attributes != new.attributes,
         unused=unused(jaxpr, outputs, before, after, moved),
         in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[outputs:]),
