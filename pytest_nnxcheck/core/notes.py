@@ -172,7 +172,7 @@ NO_VALUES = (
 FactKind = Literal[
     "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "attributes, functional", "other draws",
     "decided by rounding", "decided by fusion", "many equations", "number",
-    "values are kept", "converted", "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
+    "clones", "values are kept", "converted", "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
     "peak on target", "left out on target", "nothing on target", "asks for devices", "leaked", "made anew", "lost in copies", "beside references", "nothing in references", "written twice",
 ]  # fmt: skip
@@ -196,6 +196,8 @@ FACTS: dict[FactKind, str] = {
     "in memory of NumPy": "{some} lies in the memory of {of}, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both; write"
     " jnp.array(value), which copies, where it is made",
     "on all devices": "{some} lay on one device, and the program spreads it over all",
+    "clones": "{all} share {of} of their buffers ({count:.0f}), as nnx.clone leaves them: a jit of yours that donates one of them takes the other's"
+    " arrays too; give it arrays of its own, jax.tree.map(jnp.copy, ...)",
     "values are kept": "{all} not asserted: with {of} jax keeps the old values of donated arrays",
     "converted": "{some} is converted to a type of fewer bits: nothing of its old type comes back, so that its buffer cannot be reused",
     "in a new buffer": "{some} came back in a new buffer: an output of the call took a donated one",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from pytest_nnxcheck.core.facts import ArrayType, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import BufferPlace, BufferRetyped, Fact, Note, other_dtype, retyped
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget
+from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.core.text import Row, some
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.ran import Ran
@@ -29,7 +32,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 ROW = InvariantRow("donation", order=30, severity=20, default=True, compiled=True, targeted=True, error="DonationLost")
 
 
-def judge(ran: Ran) -> Iterator[Finding]:
+def judge(ran: Ran) -> Iterator[Finding | Note]:
     """Judge the donation by the generated jit, or, for the un-nested call, that by its own jits."""
     seen = ran.observation
     if not seen.nesting.layers:
@@ -44,14 +47,39 @@ def judge(ran: Ran) -> Iterator[Finding]:
             yield LostOnTarget(lost[0], on=replace(on, lost=lost))
 
 
-def of_program(ran: Ran) -> Iterator[Finding]:
+def of_program(ran: Ran) -> Iterator[Finding | Note]:
     """Donated leaves that lost their buffer, and those that cannot be donated: in a buffer of another leaf, or of a view."""
     seen, originals = ran.observation, ran.call.originals
     after = {move.before.path: move.after for move in seen.moves}
-    yield from (finding for one, two in originals.shared if (finding := sharing(one, two, ran)))
+    cloned = clones(ran)
+    pairs = (pair for pair in originals.shared if pair not in cloned)
+    yield from (finding for one, two in pairs if (finding := sharing(one, two, ran)))
+    yield from clone_notes(ran, cloned)
     yield from (ViewedBuffer(leaf, holder=holder) for holder, leaf in originals.views if leaf in after)
     meant = {leaf.path for leaf, _ in converted(seen)}
     yield from (lost_buffer(leaf, after[leaf.path], ran) for leaf in lost_leaves(seen) if leaf.path not in meant)
+
+
+def clones(ran: Ran) -> Pairs:
+    """The pairs of leaves in one buffer that lie in the same place of two arguments: a live network and its `nnx.clone`, which copies no array.
+
+    There it is the plugin that donates. None where the test names what to donate, or where the user's own jit donates.
+    """
+    asked = ran.call.settings.donate != DEFAULTS.donate or any(ran.profile.program.donated)
+    inputs = {*ran.call.subject.input_names}
+    places = {pair: [re.split(r"(?=[.\[])", path, maxsplit=1) for path in pair] for pair in ran.call.originals.shared}
+    return tuple(
+        pair for pair, (one, two) in places.items() if not asked and one[1:] == two[1:] != [] and not inputs & {*pair}
+    )
+
+
+def clone_notes(ran: Ran, pairs: Pairs) -> Iterator[Note]:
+    """A note for each two arguments that share buffers."""
+    shared = Counter(tuple(re.split(r"[.\[]", path)[0] for path in pair) for pair in pairs)
+    names = [ran.call.subject.path(path) for path in ran.profile.state.paths]
+    for (one, other), count in shared.items():
+        every = sum(re.split(r"[.\[]", name)[0] == other for name in names)
+        yield Fact("clones", (one, other), "all" if count == every else "some", count)
 
 
 def of_jits_inside(ran: Ran) -> Iterator[Finding]:

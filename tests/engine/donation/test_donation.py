@@ -333,3 +333,30 @@ def test_a_conversion_that_no_promotion_makes_is_meant(dtype, verdict):
     found = call(Quantizes(dtype), nesting="jit")
     assert found.outcome.verdict == verdict, text(found)
     assert ("model.kernel is converted to a type of fewer bits" in text(found)) == (verdict == "held")
+
+
+# --- a network and its clone
+
+
+def targets(q, q_target, x):
+    return ((q(x) - q_target(x)) ** 2).mean()
+
+
+def network(shared):
+    q = nnx.Linear(4, 4, rngs=rngs())
+    target = nnx.clone(q)
+    arrays = nnx.state(q) if shared else jax.tree.map(jnp.copy, nnx.state(q))
+    nnx.update(target, arrays)  # before flax 0.11 a clone has arrays of its own
+    return q, target
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_network_and_its_clone_are_a_note_in_one_line(shared):
+    found = call(targets, *network(shared), jnp.ones((2, 4)), nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
+    assert ("q, q_target share all of their buffers (2), as nnx.clone leaves them" in text(found)) == shared
+
+
+def test_they_fail_where_the_test_names_what_is_donated():
+    arguments = (*network(shared=True), jnp.ones((2, 4)))
+    assert broken(call(targets, *arguments, nesting="jit", donate="all")) == ["donation"]
