@@ -61,15 +61,19 @@ class Programs:
     texts: dict[Nesting, str] = field(default_factory=dict)
     """The programs of the nestings that broke."""
     _body: Any = None
-    _calls: list[Call] = field(default_factory=list)
-    """The calls of the present body; of equal ones in a row the last."""
+    _call: Call | None = None
+    """The present call of the body."""
+    _earlier: int = 0
+    """The number of calls before it, and before those in a row that are written in the same way."""
+    _alike: int = 0
+    """The number of these."""
     _drafted: bool = False
     _problem: str = ""
 
     def listen(self, event: object) -> None:
         """Write the program of each call before it runs: the call may take the process with it."""
         if isinstance(event, BodyStarted):
-            self._body, self._calls, self._drafted = event.body, [], False
+            self._body, self._call, self._earlier, self._alike, self._drafted = event.body, None, 0, 0, False
         elif isinstance(event, CallStarted):
             with self._harmless():
                 self._draft(event)
@@ -79,18 +83,18 @@ class Programs:
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome of a nesting with its program, which now looks for what broke."""
-        if outcome.verdict not in KEPT or outcome.program or not (self._calls or self._problem):
+        if outcome.verdict not in KEPT or outcome.program or not (self._call or self._problem):
             return outcome
         from pytest_nnxcheck.paste.findings import looks_of
 
         broken = [violation.invariant for violation in outcome.violations]
         with self._harmless():
-            if broken and self._calls and not looks_of(outcome, self._calls[-1]):
+            if broken and self._call and not looks_of(outcome, self._call):
                 none = f"none: no program can look for {' and '.join(broken)} without the plugin"
                 return replace(outcome, program=none)
-            if self._calls:
+            if self._call:
                 path = self._path(str(outcome.nesting))
-                text = self.texts[outcome.nesting] = self._compose(self._calls, path, outcome)
+                text = self.texts[outcome.nesting] = self._compose(self._call, path, outcome)
                 self._write(path, text)
                 return replace(outcome, program=self._shown(path))
         return replace(outcome, program=f"not written: {self._problem}")
@@ -99,34 +103,30 @@ class Programs:
         """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
         from pytest_nnxcheck.paste.call import Call
         from pytest_nnxcheck.paste.findings import Looks
-        from pytest_nnxcheck.paste.layers import call_text
+        from pytest_nnxcheck.paste.program import wrapped_text
         from pytest_nnxcheck.subject.profile import UNKNOWN
 
         call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
-        last = self._calls[-1] if self._calls else None
-        if last is not None and last.subject is call.subject:
-            # The same call: more is known by now.
-            self._calls[-1:] = [replace(last, times=last.times - 1)] if last.times > 1 else []
-        elif last is not None and call_text(call, Slice(), Looks()) == call_text(last, Slice(), Looks()):
-            if event.profile is not None:
-                self._calls[-1] = replace(last, subject=call.subject, times=last.times + 1)
-            return
+        last, self._call = self._call, call
+        if last is not None and last.subject is not call.subject:
+            if wrapped_text(call, Slice(), Looks()) == wrapped_text(last, Slice(), Looks()):
+                self._alike += 1
+                return
+            self._earlier, self._alike = self._earlier + self._alike + 1, 0
         if self.folder is not None:
             path = self._path("running")
-            self._write(path, self._compose([*self._calls, call], path))
-        if event.profile is not None:
-            self._calls.append(call)
+            self._write(path, self._compose(call, path))
 
-    def _compose(self, calls: list[Call], path: Path | None, outcome: Outcome | None = None) -> str:
+    def _compose(self, call: Call, path: Path | None, outcome: Outcome | None = None) -> str:
         from pytest_nnxcheck.paste.program import compose
 
         self._drafted = True
-        return compose(calls, self.usage_of(self._body), self.test, self._shown(path), outcome)
+        return compose(call, self._earlier, self.usage_of(self._body), self.test, self._shown(path), outcome)
 
     def _finish(self, outcomes: Mapping[Nesting, Outcome]) -> None:
         """The body has ended: its draft goes, and a program of its nesting that has nothing to show."""
-        nestings, drafted = {call.nesting for call in self._calls}, self._drafted
-        self._body, self._calls, self._drafted = None, [], False
+        nestings, drafted = {self._call.nesting} if self._call else set(), self._drafted
+        self._body, self._call, self._drafted = None, None, False
         holding = [each for each in nestings if each not in outcomes or outcomes[each].verdict not in KEPT]
         for nesting in holding:
             self.texts.pop(nesting, None)

@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.peak import FLOOR, OnTarget, Split
 from pytest_nnxcheck.engine.reference import calls_of, meaning_of
 from pytest_nnxcheck.invariants import donation, memory, parity, tracers
 from pytest_nnxcheck.paste.call import Call
-from pytest_nnxcheck.values.differences import Difference
+from pytest_nnxcheck.values.effects import Difference
 
 
 @dataclass

@@ -1,17 +1,20 @@
-"""The looks of a program: each says whether what was found is there, and `broken` says it in the plugin's words.
+"""The functions of a program that no other module of ours has: those that take a call apart, stage it, and look for what was found.
 
-`slicer` copies the looks that a program needs. They search all objects of Python for tracers, take memory from `memory_analysis()`, find a donated
+`slicer` copies those that a program needs. A look says whether what was found is there, and `broken` says it in the plugin's words. Looks search all objects of Python for tracers, take memory from `memory_analysis()`, find a donated
 buffer by its pointer, and compare a value with the eager one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
+import operator
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +25,6 @@ from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.compat.targets import lowered_on, mesh_of
 from pytest_nnxcheck.jaxprs.flow import constants
-from pytest_nnxcheck.paste.runtime import value_at
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -36,6 +38,68 @@ def broken(invariant: str, found: Any, *words: str) -> None:
 def describe(array: Any) -> str:
     """``float32[2,4]``."""
     return array.dtype.name + str([*array.shape]).replace(" ", "") if hasattr(array, "shape") else type(array).__name__
+
+
+# --- the parts of a call
+
+
+def is_node(value: Any) -> bool:
+    """True if a value of the user's is taken as a whole."""
+    return isinstance(value, nnx.Variable | nnx.State) or nnx.graph.is_graph_node(value)
+
+
+def arrays_of(*outputs: Any) -> tuple[Any, ...]:
+    """The arrays of outputs, and numbers as arrays."""
+    parts = [
+        nnx.state(output) if is_node(output) and not isinstance(output, nnx.Variable | nnx.State) else output
+        for output in outputs
+    ]
+    return tuple(map(jnp.asarray, jax.tree.leaves(parts)))
+
+
+def read_field(owner: Any, name: Any, item: bool) -> Any:
+    return owner[name] if item else getattr(owner, name, None)
+
+
+@contextlib.contextmanager
+def filled(fields: Any, values: Any) -> Iterator[None]:
+    """Let objects of the user's hold the values of the program while the call runs. What the call itself puts there stays."""
+
+    def put(value: Any, owner: Any, name: Any, item: bool) -> None:
+        (operator.setitem if item else object.__setattr__)(owner, name, value)
+
+    before = [read_field(*field) for field in fields]
+    for field, value in zip(fields, values, strict=True):
+        put(value, *field)
+    try:
+        yield
+    finally:
+        for field, old, new in zip(fields, before, values, strict=True):
+            if read_field(*field) is new:
+                put(old, *field)
+
+
+def abstractly(subject: Any, *args: Any, **kwargs: Any) -> Any:
+    """The types of what a call without values returns."""
+    leaves, tree = jax.tree.flatten((subject, args, kwargs), is_leaf=is_node)
+    given = {number: leaf for number, leaf in enumerate(leaves) if is_node(leaf) or hasattr(leaf, "dtype")}
+
+    def call(given: Any) -> Any:
+        function, args, kwargs = jax.tree.unflatten(
+            tree, [given.get(number, leaf) for number, leaf in enumerate(leaves)]
+        )
+        return function(*args, **kwargs)
+
+    return nnx.eval_shape(call, given)
+
+
+def value_at(state: Any, *keys: Any) -> Any:
+    """The value of the Variable with these keys, or a Python attribute."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(state)):
+        if tuple(getattr(key, "key", "") for key in path)[: len(keys)] == keys:
+            return leaf
+    owner = dict(nnx.iter_graph(state))[keys[:-1]] if keys[:-1] else state
+    return getattr(owner, str(keys[-1]), None)
 
 
 # --- tracers
@@ -148,6 +212,32 @@ def is_near(one: Any, two: Any, least: float) -> bool:
         return bool(one == two)
     first, second = (np.asarray(value).astype(complex) for value in (one, two))
     return np.allclose(first, second, rtol=0, atol=least, equal_nan=True)
+
+
+# --- a program, staged
+
+STAGED: list[Any] = []
+"""The programs of the outermost jit: lowered, with the jitted function and its arguments."""
+
+
+def staged(wrapper: Any, f: Any, finish: Any = None, jit: Any = jax.jit, **options: Any) -> Any:
+    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, lowered before it is called; ``finish`` gives the outputs in the place of a run."""
+
+    def ahead(*given: Any, **options: Any) -> Any:
+        def call(*args: Any) -> Any:
+            jitted = jit(*given, **options)
+            STAGED.append((jitted.lower(*args), jitted, args))
+            return finish(STAGED[-1][0]) if finish else jitted(*args)
+
+        return call
+
+    with mock.patch("jax.jit", ahead):
+        return (ahead if wrapper is jit else wrapper)(f, **options)
+
+
+def types_of(lowered: Any) -> Any:
+    """The types of the outputs of a program that is not run."""
+    return jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype), lowered.out_info)
 
 
 # --- a target

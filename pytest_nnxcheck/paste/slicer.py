@@ -105,6 +105,13 @@ class Slice:
             line = ast.Import([alias]) if isinstance(node, ast.Import) else ast.ImportFrom(home, [alias], 0)
             self.import_line(ast.unparse(line), home)
 
+    def take_from(self, module: ModuleType, name: str) -> None:
+        """Copy a name of a module that a program cannot import, or that is copied anyway; else import it. Raises `NoSource`."""
+        if is_copied(module) or module in self.texts:
+            self.take(module, [name])
+        elif module.__name__ != "builtins":
+            self.import_line(f"from {module.__name__} import {name}", module.__name__)
+
     def import_line(self, line: str, home: str) -> None:
         """Import from a module; one of the user's is found in its folder."""
         self.imports[line] = None
@@ -214,6 +221,13 @@ class Bare(ast.NodeTransformer):
                 if isinstance(node, ast.FunctionDef):
                     node.returns = None
         return node
+
+
+def source_of(module: ModuleType, *names: str) -> str:
+    """The source of definitions of ours, with all that they name in their own module and others of ours."""
+    alone = Slice()
+    alone.take(module, names)
+    return "\n\n".join(alone.chunks(ours=True))
 
 
 # --- modules

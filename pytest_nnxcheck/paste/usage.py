@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any
 
-from pytest_nnxcheck.paste.slicer import LEFT_OUT, NoSource, Slice, globals_in, is_copied, names_of, read
+from pytest_nnxcheck.paste.slicer import LEFT_OUT, NoSource, Slice, globals_in, names_of, read
 
 BUILT_IN = {"nnx_wrap": "nnx_wrap", "tmp_path": "__import__('pathlib').Path(__import__('tempfile').mkdtemp())"}
 """Fixtures that a line is written for."""
@@ -72,11 +72,7 @@ class Usage:
         name, home = value.__qualname__, sys.modules[value.__module__]
         if operator.attrgetter(name)(home) is not value:
             return ""
-        root = name.partition(".")[0]
-        if is_copied(home) or home in self.slice.texts:
-            self.slice.take(home, [root])
-        elif home.__name__ != "builtins":
-            self.slice.import_line(f"from {home.__name__} import {root}", home.__name__)
+        self.slice.take_from(home, name.partition(".")[0])
         return str(name)
 
     def _fixture(self, name: str, _value: Any) -> str:
@@ -162,7 +158,7 @@ def of_test(body: Callable[..., object], origin: Origin) -> Usage:
     usage, call = Usage(origin), functools.partial(body)
     plain = inspect.unwrap(getattr(call.func, "__func__", call.func))
     given = inspect.signature(plain).bind_partial(*call.args, **call.keywords).arguments
-    first = next(iter(call.args), None)
+    first = next(iter(given.values()), None)  # older hypothesis gives ``self`` by name
     cls: Any = first if isinstance(first, type) else type(first)
     if plain.__qualname__.rpartition(".")[0] in [base.__qualname__ for base in cls.__mro__]:
         given.pop(next(iter(given)))

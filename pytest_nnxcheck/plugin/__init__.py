@@ -1,4 +1,4 @@
-"""The pytest plugin. Beside it only `named.items` knows pytest.
+"""The pytest plugin. Beside it only `named` knows pytest.
 
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """

@@ -10,7 +10,7 @@ import functools
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -39,6 +39,8 @@ def programs_of(item: Any, argument: str, typed: str) -> Programs:
     config = item.config
 
     def usage_of(body: Any) -> Usage:
+        if (written := getattr(item, "nnx_usage", None)) is not None:
+            return cast("Usage", written)
         lists = [mark.args[:2] for mark in item.iter_markers("parametrize") if len(mark.args) > 1]
         origin = usage.Origin(pytest_internals.fixture_functions(item), pytest_internals.parameters(item), lists)
         return usage.of_test(body, origin)

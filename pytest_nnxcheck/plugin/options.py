@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -104,6 +106,20 @@ def replay_options(options: argparse.Namespace, own: Iterable[str] = ()) -> str:
     pairs = typed(options, names).items()
     words = [part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)]]
     return shlex.join([*own, *words])
+
+
+def as_typed(item: pytest.Item) -> tuple[str, list[str]]:
+    """The argument that selects a test, and the options that belong to it, as one types them in the folder where the run was started.
+
+    The id of a test starts from pytest's root. A check by name knows its own.
+    """
+    named: tuple[str, list[str]] | None = getattr(item, "nnx_typed", None)
+    if named is not None:
+        return named
+    file, colons, name = item.nodeid.partition("::")
+    with contextlib.suppress(ValueError):  # on another drive of Windows
+        file = Path(os.path.relpath(item.config.rootpath / file, item.config.invocation_params.dir)).as_posix()
+    return f"{file}{colons}{name}", []
 
 
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:

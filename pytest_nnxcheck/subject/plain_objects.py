@@ -256,18 +256,3 @@ def originals(tree: Any, name_of: Callable[[Any], str]) -> Iterator[tuple[str, A
         tree, is_leaf=lambda value: isinstance(value, Opened) or graph.is_graph_node(value)
     )
     return ((name_of(path), leaf.original) for path, leaf in leaves if isinstance(leaf, Opened))
-
-
-def fields_by_class(tree: Any) -> dict[str, tuple[tuple[str, bool], ...]]:
-    """The classes of the objects that `open_up` opens, with what it takes of each: (name, whether it is an item)."""
-    fields: dict[str, dict[tuple[str, bool], None]] = {}
-    waiting = [open_up(tree)]
-    while waiting:
-        leaves = jax.tree_util.tree_leaves(
-            waiting.pop(), is_leaf=lambda value: isinstance(value, Opened) or graph.is_graph_node(value)
-        )
-        for opened in (leaf for leaf in leaves if isinstance(leaf, Opened)):
-            own = fields.setdefault(type(opened.original).__qualname__, {})
-            own.update(dict.fromkeys((name, kind == "item") for kind, name in opened.fields))
-            waiting += opened.values
-    return {name: tuple(own) for name, own in fields.items()}

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import CodeType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_state
 from pytest_nnxcheck.walk.fingerprint import Unknown, exact, fingerprint, show
-from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk, without_garbage
 from pytest_nnxcheck.xla.buffers import PROGRAM
 
@@ -42,6 +42,10 @@ class Nodes(nnx.Module):
     def __init__(self, nodes: Mapping[str, Any]) -> None:
         for name, node in nodes.items():
             setattr(self, name, node)
+
+
+Unwrapped = Literal["partial", "cached partial", "method", "object"]
+"""A kind of callable that holds arguments of the function behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,6 @@ class OutputTree:
     """The arrays; until the program has ended their types."""
     plain: bool = False
     """True if jax alone gives the output its structure: arrays and numbers, in containers that jax knows."""
-    opened: tuple[tuple[str, Any], ...] = ()
-    """The classes of the objects in it that were opened, with their fields."""
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
     """A function that gives arrays the structure of the output."""
 
@@ -105,12 +107,14 @@ class Subject:
     """The plain objects that hold graph nodes or arrays."""
     code: Any
     """A key of the code and the static values of this call, to tell them from another's."""
-    plain: bool = False
-    """True if jax alone takes the arguments apart."""
+    arguments: Any = ((), {})
+    """The arguments of ``function`` as `open_up` opens them: by position, and by name."""
+    sources: tuple[Any, ...] = ()
+    """For each of their leaves its `Source`, or the static value that it is."""
+    unwrapped: tuple[Unwrapped, ...] = ()
+    """The kinds of callable that the user wrapped, down to ``function``."""
     in_refs: bool = False
     """True if the Variables of its copies are references."""
-    partial: bool = False
-    """True if some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
 
     def split(self) -> tuple[Any, Any]:
         """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a reference in two places."""
@@ -178,21 +182,21 @@ class Subject:
         return [*nodes, *self.opened, *self.static, (function_name(self.function), self.function)]
 
     def tracers(
-        self, state: Any, earlier: Walk | None = None, matters: Callable[[Found], bool] = lambda _: True
-    ) -> tuple[Found, ...]:
+        self, state: Any, earlier: Walk | None = None, matters: Callable[[FoundTracer], bool] = lambda _: True
+    ) -> tuple[FoundTracer, ...]:
         """The tracers that matter, and are reachable from a copy of the state, other arguments, the code, or the output; ``earlier`` is a walk that found none."""
         roots = [*self.roots(state), *self.output_tree.roots()]
         return without_garbage(lambda: tracers_since(earlier, roots, matters))
 
     @contextlib.contextmanager
-    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
+    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[FoundTracer]]:
         """Put back the places that a run or a trace changes, where the test did not ask for it, and empty the caches of jax if it leaks tracers.
 
         The places get what they held at a walk ``before``. The caches compare static attributes: a dead tracer among these makes every later
         call raise. The list that this gives holds, at the end, the tracers that nobody could put back.
         """
         before = before or walk(self.roots(state))
-        left: list[Found] = []
+        left: list[FoundTracer] = []
         try:
             yield left
         finally:
@@ -218,6 +222,13 @@ def spell(root: str, path: Path) -> str:
 def function_name(function: Any) -> str:
     """The name of the user's code in messages."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def users_function(function: Any) -> Any:
+    """The function that the user wrote, without the transforms and partials around it."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__func__", inner)
+    return inner if inner is function else users_function(inner)
 
 
 def is_plain(output: Any) -> bool:
@@ -312,7 +323,8 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
 
     Raises `CheckError` for a subject that is not callable and for inputs that no transform can take.
     """
-    function, args, kwargs, labels = unwrap(subject, args, kwargs, owner)
+    unwrapped: list[Unwrapped] = []
+    function, args, kwargs, labels = unwrap(subject, args, kwargs, unwrapped, owner)
     try:
         tree = plain_objects.open_up((args, kwargs))
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=graph.is_graph_node)
@@ -320,12 +332,10 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
         raise CheckError(
             f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}"
         ) from None
-    given = jax.tree.leaves((args, kwargs), is_leaf=graph.is_graph_node)
-    plain = not holds_arguments(subject) and list(map(id, given)) == [id(leaf) for _, leaf in leaves]
-    parts = Parts(opened=tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), plain=plain)
+    parts = Parts(tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), tuple(unwrapped))
     for path, leaf in leaves:
         parts.file(name_of(path, labels), leaf)
-    return assemble(subject, function, treedef, parts)
+    return assemble(subject, function, tree, treedef, parts)
 
 
 @dataclass(slots=True)
@@ -333,7 +343,7 @@ class Parts:
     """The leaves of a call's arguments, sorted into graph nodes, inputs and static values; ``values`` are those of the nodes' Variables."""
 
     opened: tuple[tuple[str, Any], ...]
-    plain: bool
+    unwrapped: tuple[Unwrapped, ...]
     nodes: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     values: list[Any] = field(default_factory=list)
@@ -362,31 +372,27 @@ class Parts:
 
 
 def unwrap(
-    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
+    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], unwrapped: list[Unwrapped], name: str = ""
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]:
-    """The function behind a module, a bound method or a partial; its arguments, with those that they hold; the names of the arguments."""
+    """The function behind a module, a bound method or a partial, whose kinds go into ``unwrapped``; its arguments, with those that they hold; the names of the arguments."""
     if not callable(subject):
         raise CheckError(
             f"nnx_wrap got {type(subject).__name__}, which is not callable: "
             "wrap a module with __call__, a bound method such as model.decode, or a function"
         )
     if isinstance(subject, functools.partial):
-        return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, name)
+        unwrapped.append("partial")
+        return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, unwrapped, name)
     if cached := graph.cached_partial(subject):
-        return unwrap(cached[0], (*cached[1], *args), kwargs, name)
+        unwrapped.append("cached partial")
+        return unwrap(cached[0], (*cached[1], *args), kwargs, unwrapped, name)
     owner, function = owner_of(subject)
     if owner is None:
         return subject, args, kwargs, argument_names(subject, args)
+    unwrapped.append("object" if owner is subject else "method")
     args = (owner, *args)
     own = name or ("model" if graph.is_graph_node(owner) else "self")
     return function, args, kwargs, [own, *argument_names(function, args)[1:]]
-
-
-def holds_arguments(subject: Any) -> bool:
-    """True if arguments of the call are in an `nnx.cached_partial`."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    return graph.cached_partial(subject) is not None
 
 
 def owner_of(subject: Any) -> tuple[Any, Any]:
@@ -447,7 +453,7 @@ def refuse_variables(label: str, variables: list[tuple[Path, Any]]) -> None:
             raise CheckError(ref_refused(spell(label, path)))
 
 
-def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts) -> Subject:
+def assemble(subject: Any, function: Callable[..., Any], arguments: Any, treedef: Any, parts: Parts) -> Subject:
     """Put the parts of a call together as a program of state and inputs."""
     nodes, sources, inputs = parts.nodes, parts.sources, parts.inputs
     names = tuple(nodes)
@@ -470,7 +476,6 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
                 arrays, tree.rebuild, tree.names = flatten_output(output, state, home)
                 tree.plain = is_plain(output)
                 tree.arrays = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arrays)
-                tree.opened = () if tree.plain else tuple(plain_objects.fields_by_class(output).items())
             return arrays
 
         labelled(program, function)
@@ -497,8 +502,9 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         labels=parts.labels,
         opened=parts.opened,
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
-        plain=parts.plain,
-        partial=isinstance(subject, functools.partial) or inspect.ismethod(subject) or holds_arguments(subject),
+        arguments=arguments,
+        sources=tuple(sources),
+        unwrapped=parts.unwrapped,
     )
 
 

@@ -129,7 +129,7 @@ def test_the_program_to_paste_runs_without_the_plugin(named, pytester):
     (program,) = set(re.findall(r"program +(\S+\.py)", result.stdout.str()))
     text = Path(program).read_text()
     assert "from models import Block" in text
-    assert "nnx_guard" not in text
+    assert "subject, *inputs = Block(rngs=nnx.Rngs(0)), jax.random.normal(" in text
     assert "pytest_nnxcheck" not in text
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     assert (ended.returncode, "nnx invariant broken: memory" in ended.stderr) == (1, True)
@@ -201,6 +201,92 @@ def test_an_abstract_check_allocates_nothing(named, pytester, check):
 
 def test_inputs_by_name_and_plain_values(named):
     named("--nnx-check=models:Block", "--nnx-inputs=x=f32[2,4]; scale=2.0", JIT).assert_outcomes(passed=1)
+
+
+NOTATION = """
+import jax
+import jax.numpy as jnp
+
+def takes(shape, dtype):
+    def takes(x, y=None):
+        assert (x.shape, x.dtype) == (shape, dtype), (x.shape, x.dtype)
+        if not isinstance(x, jax.core.Tracer) and x.size > 1:
+            assert {"f": jnp.std, "i": lambda x: not x.any(), "b": jnp.all}.get(x.dtype.kind, jnp.any)(x)
+        return jnp.ones(3)
+    return takes
+
+def plain(want):
+    def plain(x, y):
+        assert y == want and type(y) is type(want), y
+        return x
+    return plain
+"""
+"""Functions that say what they take: random numbers, indices that are zero, and masks that are true."""
+TYPES = {
+    "f32[8,64]": ((8, 64), "float32"),
+    "bf16[2, 3]": ((2, 3), "bfloat16"),
+    "i32[8]": ((8,), "int32"),
+    "u8[1]": ((1,), "uint8"),
+    "bool[2,2]": ((2, 2), "bool"),
+    "c64[4]": ((4,), "complex64"),
+    "f32[]": ((), "float32"),
+    "float16[3]": ((3,), "float16"),
+    "x=f32(8,64)": ((8, 64), "float32"),
+    "key": ((), "key<fry>"),
+    "key[3]; y=f32[2]": ((3,), "key<fry>"),
+}
+
+
+@pytest.mark.parametrize("abstract", [[], ["--nnx-abstract"]], ids=["values", "abstract"])
+def test_an_array_is_written_by_its_dtype_and_shape(named, pytester, abstract):
+    pytester.makepyfile(notation=NOTATION)
+    checks = []
+    for text, (shape, dtype) in TYPES.items():
+        type_ = f"jnp.{dtype}.dtype" if dtype != "key<fry>" else "jax.random.key(0).dtype"
+        checks += [
+            "--nnx-check=notation:takes",
+            f"--nnx-build=takes({shape}, {type_})",
+            f"--nnx-inputs={text}",
+            *abstract,
+        ]
+    result = named(*checks, "--nnx-nesting=jit")
+    result.assert_outcomes(passed=len(TYPES))
+
+
+@pytest.mark.parametrize("abstract", [[], ["--nnx-abstract"]], ids=["values", "abstract"])
+def test_a_plain_value_is_python(named, pytester, abstract):
+    pytester.makepyfile(notation=NOTATION)
+    values = ["3", "-0.5", "True", "None", "'train'", "(1, 2)"]
+    checks = [
+        word
+        for text in values
+        for word in (
+            "--nnx-check=notation:plain",
+            f"--nnx-build=plain({text})",
+            f"--nnx-inputs=f32[2];y={text}",
+            *abstract,
+        )
+    ]
+    named(*checks, "--nnx-nesting=jit").assert_outcomes(passed=len(values))
+
+
+def test_options_belong_to_the_check_before_them_and_those_before_the_first_to_all(named):
+    typed = ["--nnx-inputs=f32[1]", "--nnx-check=models:Block", "--nnx-check=models:Block.decode"]
+    typed += [
+        "--nnx-inputs= f32[2,4];;",
+        "--nnx-abstract",
+        "--nnx-check=models:Wide",
+        "--nnx-build=Wide( 4, rngs=nnx.Rngs(0) )",
+    ]
+    ids = [
+        "nnx-check::models:Block(f32(1))",
+        "nnx-check::models:Block.decode(abstract;f32(2,4))",
+        "nnx-check::models:Wide(Wide(4, rngs=nnx.Rngs(0));f32(1))",
+    ]
+    assert ids_of(named(*typed, "--collect-only", "-q")) == ids
+    assert ids_of(named(*ids, *ids, "--collect-only", "-q")) == ids, (
+        "an id is read back as the same check, and one check"
+    )
 
 
 # --- which tests run
@@ -304,13 +390,23 @@ def test_a_run_without_the_checks_does_not_call_their_entries_stale(named, pytes
 # --- what is wrong
 
 
+CHECK, WRONG = "--nnx-check={}".format, "--nnx-inputs={}".format
 STOPPED = [
-    (["--nnx-check=models"], "ERROR: option --nnx-check: 'models' has no colon, write package.module:Name*"),
-    (["--nnx-inputs=f32[2]"], "ERROR: option --nnx-inputs needs a check: add --nnx-check package.module:Name"),
-    (
-        [*BLOCK, "--nnx-inputs=f32(x)"],
-        "ERROR: option --nnx-inputs: 'f32(x)' needs a shape of numbers from 0 on, write *",
-    ),
+    ([CHECK("models")], "--nnx-check: 'models' has no colon, write package.module:Name*"),
+    ([CHECK("models:")], "--nnx-check: 'models:' is not a module and a name, write package.module:Name*"),
+    ([CHECK("src/models.py::Block")], "*is a file, write its module: src.models:Block"),
+    ([CHECK("models.py")], "*'models.py' is a file, write its module: models:Name"),
+    ([CHECK("a:B(f32(8)")], "*is not an expression of Python*"),
+    ([CHECK("a:B(")], "*'a:B(' has no ')' at its end, write a:B with --nnx-inputs or --nnx-build"),
+    (["--nnx-inputs=f32[2]"], "--nnx-inputs needs a check: add --nnx-check package.module:Name"),
+    (["--nnx-abstract"], "--nnx-abstract needs a check*"),
+    ([*BLOCK, WRONG("fp32[8]")], "--nnx-inputs: 'fp32[[]8]' has an unknown dtype 'fp32', did you mean 'f32'*"),
+    ([*BLOCK, WRONG("zz[8]")], "*write one of *bf16, c64, bool, float16, *complex64, key"),
+    ([*BLOCK, WRONG("f32[B,8]")], "*'f32[[]B,8]' needs a shape of numbers from 0 on, write f32[[]8,64]*"),
+    ([*BLOCK, WRONG("f32[-1]")], "*needs a shape of numbers from 0 on*"),
+    ([*BLOCK, WRONG("f32[8],i32[8]")], "*cannot read the input 'f32[[]8],i32[[]8]', write *with ';' between several"),
+    ([*BLOCK, WRONG("f32")], "*cannot read the input 'f32'*"),
+    ([*BLOCK, "--nnx-build=B("], "--nnx-build: 'B(' is not an expression of Python*"),
 ]
 
 
@@ -318,7 +414,7 @@ STOPPED = [
 def test_a_wrong_notation_stops_the_run(named, args, line):
     result = named(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([line])
+    result.stderr.fnmatch_lines([f"ERROR: option {line}"])
     assert "Traceback" not in result.stderr.str() + result.stdout.str()
 
 
@@ -362,27 +458,15 @@ def test_a_name_in_build_that_the_module_has_not(named):
 
 
 RETURNS = {
-    (
-        "models:number",
-    ): "it returns a value of type int: return (subject, [*]inputs), or give the inputs of a model by --nnx-inputs",
-    ("models:nothing",): "the first value that it returns cannot be called: return (subject, [*]inputs)*",
-    (
-        "models:number",
-        INPUTS,
-    ): "it returns a value of type int, which cannot be called: with --nnx-inputs return the model alone",
+    ("models:number",): "it returns a value of type int: return (subject, [*]inputs), or the model alone *",
+    ("models:nothing",): "it returns an empty tuple: return (subject, [*]inputs)*",
+    ("models:number", INPUTS): "it returns a value of type int as the subject, which cannot be called: *",
     (
         "models:case",
         INPUTS,
-    ): "it returns a value of type tuple, which cannot be called: with --nnx-inputs return the model alone",
-    (
-        "models:Block",
-        INPUTS,
-        "--nnx-build=3",
-    ): "--nnx-build gives a value of type int, which cannot be called: with --nnx-inputs write the model alone",
-    (
-        "models:Block",
-        "--nnx-build=(3, 4)",
-    ): "the first value that --nnx-build gives cannot be called: write (subject, [*]inputs)*",
+    ): "it returns a value of type tuple as the subject, *the model alone and its inputs by --nnx-inputs",
+    ("models:Block", INPUTS, "--nnx-build=3"): "--nnx-build gives a value of type int as the subject, *: write *",
+    ("models:Block", "--nnx-build=(3, 4)"): "--nnx-build gives a value of type int as the subject, *",
 }
 
 
@@ -391,7 +475,7 @@ def test_a_function_that_returns_something_else_fails_in_one_line(named):
     result = named(*checks)
     result.assert_outcomes(failed=len(RETURNS))
     result.stdout.fnmatch_lines([f"option --nnx-check {name}: {said}" for (name, *_), said in RETURNS.items()])
-    assert "in guard" not in result.stdout.str()
+    assert "pytest_nnxcheck" not in result.stdout.str()
 
 
 def test_a_method_of_an_abstract_model_is_refused(named, pytester):
@@ -411,7 +495,8 @@ def test_shapes_that_do_not_fit_show_the_users_line_and_what_the_call_got(named)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            ">*nnx_wrap(model)(jax.random.normal(*(2, 5)*",
+            "*subject, [*]inputs = Block(rngs=nnx.Rngs(0)), jax.random.normal(*(2, 5)*",
+            ">*nnx_wrap(subject)([*]inputs)",
             "models.py:*",
             "E *nnx-check: the call got f32[[]2,5], from option --nnx-inputs",
         ]

@@ -1,0 +1,551 @@
+"""Checks of classes and functions that the command line names, where no test is written: ``pytest --nnx-check package.models:Block``.
+
+The command line is read first, as text: `read_all`. Then each name is looked up, and pytest collects a marked test of it, whose two lines of source are
+written as a user would: the first builds the subject, the second calls it. Tracebacks and the program to paste show these lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import functools
+import importlib
+import inspect
+import linecache
+import os
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
+from pytest_nnxcheck.core.settings import CHECK_ID, MARKER, flag
+from pytest_nnxcheck.core.text import Unreadable, meant, one_of, some
+from pytest_nnxcheck.paste.slicer import globals_in, source_of
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.paste.usage import Usage
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+Prepare = Callable[[pytest.Function, type[Exception]], None]
+"""Reads the settings of an item. Raises the given error for settings that cannot be read."""
+IMPORTS = {"jax": "import jax", "jnp": "import jax.numpy as jnp", "nnx": "from flax import nnx"}
+"""Names that an expression may use beside those of its module."""
+
+
+# --- the notation of the command line
+
+_DTYPES = {
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{
+        f"{letter}{bits}": f"{name}{bits}" for letter, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)
+    },
+    "bf16": "bfloat16",
+    "c64": "complex64",
+    "bool": "bool",
+}
+"""The short name of a dtype, as jax prints it, and the long one, which may be written too."""
+_ROUND = str.maketrans("[]", "()")
+_NOTATION = "write f32[8,64], i32[8], key, a plain value such as 3 or True, or name=f32[8,64]; with ';' between several"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input, as text."""
+
+    written: str
+    name: str = ""
+    """The parameter that takes it; empty for the next one."""
+    dtype: str = ""
+    """The long name, or ``key``; empty for a plain value, which is ``written`` in Python."""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def spelled(self) -> str:
+        """The input as one types it."""
+        return f"{self.name}={self.written}" if self.name else self.written
+
+    @property
+    def expression(self) -> str:
+        """The code that makes it: random numbers, zeros for integers (an index that any table has), and True for a mask."""
+        if not self.dtype:
+            return self.written
+        if self.dtype == "key":
+            return f"jax.random.split(jax.random.key(0), {self.shape})" if self.shape else "jax.random.key(0)"
+        if self.dtype.startswith(("float", "bfloat", "complex")):
+            return f"jax.random.normal(jax.random.key(0), {self.shape}, {self.dtype!r})"
+        return f"jnp.{'ones' if self.dtype == 'bool' else 'zeros'}({self.shape}, {self.dtype!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One check: what ``--nnx-check`` names, with the options that belong to it."""
+
+    module: str
+    path: str
+    """The name in the module: ``Block``, or ``Block.decode``."""
+    inputs: tuple[Input, ...] = ()
+    build: str = ""
+    """An expression for the object, in the words of the module; empty where its constructor is called."""
+    abstract: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.path}"
+
+    @property
+    def spelled(self) -> str:
+        """The inputs as one types them."""
+        return ";".join(each.spelled for each in self.inputs)
+
+    @property
+    def label(self) -> str:
+        """The end of its id, with all that the check is made of. Shapes are in round brackets: square ones hold parameters in the ids of pytest."""
+        inputs = [each.spelled.translate(_ROUND) if each.dtype else each.spelled for each in self.inputs]
+        text = ";".join(filter(None, [self.build, "abstract" if self.abstract else "", *inputs]))
+        return self.name + (f"({text})" if text else "")
+
+    @property
+    def options(self) -> list[str]:
+        """The options, the name itself aside, as one types them."""
+        inputs = [flag("inputs"), self.spelled] if self.inputs else []
+        build = [flag("build"), self.build] if self.build else []
+        return [*inputs, *build, *([flag("abstract")] if self.abstract else [])]
+
+    def over(self, common: Named) -> Named:
+        """The same check, with the options that are common to all checks where it has none of its own."""
+        inputs, build = self.inputs or common.inputs, self.build or common.build
+        return replace(self, inputs=inputs, build=build, abstract=self.abstract or common.abstract)
+
+    def error(self, text: str) -> CheckError:
+        """An error with the option that is to blame."""
+        return CheckError(f"option {flag('check')} {self.name}: {text}")
+
+
+def read_all(typed: Iterable[tuple[str, str]], ids: Iterable[str]) -> tuple[Named, ...]:
+    """The checks of a command line: ``typed`` are its options in their order, ``ids`` the ids among its arguments.
+
+    An option belongs to the ``--nnx-check`` before it; one before the first belongs to all that have none of their own. Raises `SettingError`.
+    """
+    checks = [Named("", "")]
+    for option, text in typed:
+        origin, last = f"option {option}", checks[-1]
+        if option == flag("check"):
+            checks.append(_read(text))
+        elif option == flag("inputs"):
+            checks[-1] = replace(last, inputs=(*last.inputs, *(_input(part, origin) for part in _parts(text))))
+        elif option == flag("build"):
+            checks[-1] = replace(last, build=_expression(text, origin))
+        else:
+            checks[-1] = replace(last, abstract=True)
+    common, *own = [*checks, *map(_read, ids)]
+    if not own:
+        raise SettingError(f"option {next(iter(typed))[0]} needs a check: add {flag('check')} package.module:Name")
+    return tuple(dict.fromkeys(each.over(common) for each in own))
+
+
+def _read(text: str) -> Named:
+    """Read a name, or a label. Raises `SettingError`."""
+    origin = f"option {flag('check')}"
+    name, bracket, rest = text.strip().partition("(")
+    module, colon, path = name.partition(":")
+    if path.startswith(":") or "/" in name or module.endswith(".py"):
+        guess = re.sub(r"\.py$", "", module).strip("./").replace("/", ".")
+        raise SettingError(
+            f"{origin}: {text!r} is a file, write its module: {guess or 'module'}:{path.strip(':') or 'Name'}"
+        )
+    problem = "is not a module and a name" if colon else "has no colon"
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise SettingError(f"{origin}: {text!r} {problem}, write package.module:Name, or package.module:Class.method")
+    if bracket and not rest.endswith(")"):
+        raise SettingError(
+            f"{origin}: {text!r} has no ')' at its end, write {name} with {flag('inputs')} or {flag('build')}"
+        )
+    parts, build, abstract = _parts(rest[:-1]), "", False
+    if parts and parts[0] != "abstract" and not _is_input(parts[0]):
+        build = _expression(parts.pop(0), origin)
+    if parts[:1] == ["abstract"]:
+        abstract = bool(parts.pop(0))
+    return Named(module, path, tuple(_input(part, origin) for part in parts), build, abstract)
+
+
+def _expression(text: str, origin: str) -> str:
+    """One line of Python. Raises `SettingError`."""
+    try:
+        return ast.unparse(ast.parse(text.strip(), mode="eval"))
+    except (SyntaxError, ValueError) as error:
+        raise SettingError(
+            f"{origin}: {text!r} is not an expression of Python ({error.args[0]}), write Block(64, rngs=nnx.Rngs(0)) for example"
+        ) from None
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _is_input(text: str) -> bool:
+    try:
+        return bool(_input(text, ""))
+    except SettingError:
+        return False
+
+
+def _input(text: str, origin: str) -> Input:
+    """Read ``f32[8,64]``, ``key``, a plain value, or one of these behind ``name=``. Raises `SettingError`."""
+    named = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(.+)", text)
+    name, value = named.groups() if named else ("", text)
+    array = re.fullmatch(r"([a-z]\w*)\s*[\[(]([^\])]*)[\])]", value)
+    if array is None and value != "key":
+        try:
+            return Input(repr(ast.literal_eval(value)), name)
+        except (SyntaxError, ValueError):
+            raise SettingError(f"{origin}: cannot read the input {text!r}, {_NOTATION}") from None
+    word, sizes = array.groups() if array else ("key", "")
+    try:
+        dtype = _DTYPES.get(word) or one_of("dtype", word, dict.fromkeys([*_DTYPES, *_DTYPES.values(), "key"]))
+    except Unreadable as error:
+        raise SettingError(f"{origin}: {text!r} has an {error}") from None
+    if not re.fullmatch(r"(\s*\d+\s*(,\s*\d+\s*)*,?)?\s*", sizes, re.ASCII):
+        raise SettingError(f"{origin}: {text!r} needs a shape of numbers from 0 on, {_NOTATION}")
+    shape = tuple(map(int, re.findall(r"\d+", sizes)))
+    return Input(f"{word}[{','.join(map(str, shape))}]" if array else word, name, dtype, shape)
+
+
+# --- what is named, and its test
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The test of a check, as two lines of source: one builds the subject and its inputs, one calls."""
+
+    named: Named
+    builder: Any
+    """The class, or the function, that builds what is checked."""
+    method: str
+    """The method to check of the object that a class builds; empty for its ``__call__``."""
+    names: tuple[str, ...]
+    """The names that it takes from the module."""
+    case: str
+    """An expression for the subject and its inputs."""
+    call: str
+
+    @classmethod
+    def of(cls, named: Named) -> Written:
+        """Import what is named, and write its test. Raises `CheckError`, or the exception of the user's module as it is imported."""
+        builder, path, method = find(named)
+        is_class = isinstance(builder, type)
+        is_case = bool(named.build) and isinstance(ast.parse(named.build, mode="eval").body, ast.Tuple | ast.List)
+        alone = bool(named.inputs) or (is_class and not is_case)
+        case = named.build or built_by(named, builder, path, alone=alone)
+        if is_class:
+            refuse_inputs(named, builder, path, method or "__call__", alone=alone)
+        names = sorted(globals_in(case) - vars(builtins).keys() - IMPORTS.keys())
+        for name in names:
+            _attribute(named, sys.modules[named.module], name, flag("build"))
+        given = "*inputs"
+        if alone:
+            ordered = sorted(named.inputs, key=lambda each: each.name != "")
+            case = ", ".join([case, *(each.expression for each in ordered)]) + "," * (not ordered)
+            words = [f"{each.name}=" * bool(each.name) + f"inputs[{number}]" for number, each in enumerate(ordered)]
+            given = ", ".join(words) if any(each.name for each in ordered) else given
+        return cls(
+            named, builder, method, tuple(names), case, f"nnx_wrap(subject{'.' * bool(method)}{method})({given})"
+        )
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The source."""
+        made = f"shapes_of(lambda: ({self.case}))" if self.named.abstract else self.case
+        return f"subject, *inputs = {made}", self.call
+
+    def test(self) -> Callable[[Any], None]:
+        """The test as a function. What it runs is its source, which pytest finds by the name of the file."""
+        file, lines = f"<{CHECK_ID} {self.named.label}>", [f"{line}\n" for line in self.lines]
+        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+        case, call = compile(self.case, file, "eval"), compile(f"\n{self.call}", file, "eval")
+
+        def test(nnx_wrap: Any) -> None:
+            scope = {name: getattr(sys.modules[self.named.module], name) for name in self.names}
+            exec("\n".join(IMPORTS.values()), scope)  # noqa: S102 - three imports
+
+            def made() -> Any:
+                return self.accept(eval(case, scope))  # noqa: S307 - it is made of what the user typed
+
+            subject, *inputs = shapes_of(made) if self.named.abstract else made()
+            eval(call, scope | {"nnx_wrap": nnx_wrap, "subject": subject, "inputs": inputs})  # noqa: S307 - the same
+
+        return test
+
+    def accept(self, built: Any) -> Any:
+        """Return what the user's code has built. Raises `CheckError` for what cannot be checked."""
+        gives, write = (f"{flag('build')} gives", "write") if self.named.build else ("it returns", "return")
+        advice = f"{write} (subject, *inputs), or the model alone and its inputs by {flag('inputs')}"
+        if not isinstance(built, tuple | list) or not built:
+            raise self.named.error(f"{gives} {shown(built)}: {advice}")
+        if not self.method and not callable(built[0]):
+            raise self.named.error(f"{gives} {shown(built[0])} as the subject, which cannot be called: {advice}")
+        if self.named.abstract and (inspect.ismethod(built[0]) or isinstance(built[0], functools.partial)):
+            raise self.named.error(
+                f"with {flag('abstract')} {write} a module, or a function that takes its modules as arguments"
+            )
+        return built
+
+    def usage(self) -> Usage:
+        """The user's part of a program to paste."""
+        from pytest_nnxcheck.paste.usage import Usage
+
+        usage = Usage(call=self.call)
+        for name in self.names:
+            usage.slice.take_from(sys.modules[self.named.module], name)
+        if self.named.abstract:
+            usage.setup[source_of(sys.modules[__name__], "shapes_of")] = None
+        usage.setup[self.lines[0]] = None
+        return usage
+
+
+def shown(value: Any) -> str:
+    return f"{'an empty' if isinstance(value, tuple | list) and not value else 'a value of type'} {type(value).__qualname__}"
+
+
+def shapes_of(case: Any) -> list[Any]:
+    """Return what ``case()`` returns, with shapes in place of its arrays: none is allocated. Functions and plain values stay as they are."""
+    import jax
+    from flax import nnx
+
+    fixed = {}
+
+    def is_fixed(leaf: Any) -> bool:
+        return isinstance(leaf, bool | int | float | str) or (callable(leaf) and not isinstance(leaf, nnx.Module))
+
+    def arrays() -> Any:
+        values = dict(enumerate(case()))
+        fixed.update({number: value for number, value in values.items() if all(map(is_fixed, jax.tree.leaves(value)))})
+        return {number: value for number, value in values.items() if number not in fixed}
+
+    values = {**nnx.eval_shape(arrays), **fixed}
+    return [values[number] for number in sorted(values)]
+
+
+def find(named: Named) -> tuple[Any, str, str]:
+    """Import the module, and look up what builds the subject, its name, and the method of the subject. Raises `CheckError`, or what the module raises."""
+    holder: Any = _import(named)
+    *outer, last = named.path.split(".")
+    for word in outer:
+        holder = _attribute(named, holder, word)
+    value = _attribute(named, holder, last)
+    of_class = isinstance(inspect.getattr_static(holder, last), staticmethod | classmethod)
+    if isinstance(holder, type) and inspect.isroutine(value) and not of_class:
+        return holder, ".".join(outer), last
+    if not (isinstance(value, type) or inspect.isroutine(value)):
+        advice = "name a class, or write a function that returns (subject, *inputs)"
+        raise named.error(f"{named.path} is {shown(value)}: {advice}")
+    return value, named.path, ""
+
+
+def _import(named: Named) -> ModuleType:
+    """Import the module that is named. Raises `CheckError` where there is none."""
+    try:
+        return importlib.import_module(named.module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing != named.module and not named.module.startswith(f"{missing}."):
+            raise  # by the module, which is there
+    parent, _, last = missing.rpartition(".")
+    # Of the modules at top level those of this folder: the others are those of other people.
+    folders = getattr(sys.modules.get(parent), "__path__", []) if parent else [str(Path.cwd())]
+    near = _near(last, [each.name for each in pkgutil.iter_modules(folders)], every=parent != "")
+    raise named.error(f"there is no module {missing}, here or installed{near}")
+
+
+def _attribute(named: Named, holder: Any, name: str, option: str = "") -> Any:
+    """A name of a module or a class. Raises `CheckError`, which blames the option."""
+    try:
+        return getattr(holder, name)
+    except AttributeError:
+        text = f"{holder.__name__} has no {name!r}{_near(name, vars(holder))}"
+        raise (CheckError(f"option {option}: {text}") if option else named.error(text)) from None
+
+
+def _near(name: str, there: Iterable[str], *, every: bool = True) -> str:
+    """The end of a message: the nearest name, or those that are there."""
+    public = sorted(word for word in there if not word.startswith("_"))
+    if hint := meant(name, public):
+        return f", {hint}"
+    return f"; it has {some(public, 8)}" if every and public else ""
+
+
+def built_by(named: Named, builder: Any, path: str, *, alone: bool) -> str:
+    """The call of a builder that asks for ``rngs`` alone, or for nothing. Raises `CheckError`."""
+    constructor = builder.__init__ if isinstance(builder, type) else builder  # type: ignore[misc] # the metaclass of flax hides its parameters
+    parameters = [each for each in _parameters(constructor) if each.name != "self"]
+    needed = [each.name for each in parameters if each.default is each.empty]
+    rngs = ["rngs=nnx.Rngs(0)"] * any(each.name == "rngs" for each in parameters)
+    if asked := [name for name in needed if name != "rngs"]:
+        given = f"{path}({', '.join([*(f'{name}=...' for name in asked), *rngs])})"
+        case = f"({', '.join([path, *needed])})"
+        advice = f"'{given}'" if alone else f"'{case}', or '{given}' if it returns (subject, *inputs)"
+        raise named.error(f"{path} asks for {', '.join(asked)}: write {flag('build')} {advice}")
+    return f"{path}({', '.join(rngs)})"
+
+
+def refuse_inputs(named: Named, cls: type, path: str, method: str, *, alone: bool) -> None:
+    """Refuse an object of a class that cannot be called, or not with the inputs. Raises `CheckError`."""
+    function = next((vars(base)[method] for base in cls.__mro__ if method in vars(base)), None)
+    if function is None:
+        methods = [name for name, value in vars(cls).items() if inspect.isfunction(value) and name[0] != "_"]
+        example = f"; name a method, as {named.name}.{methods[0]}" if methods else ", and no public method of its own"
+        raise named.error(f"a {path} has no {method}{_near(method, methods)}{example}")
+    by_name = {each.name: each for each in named.inputs if each.name}
+    with contextlib.suppress(ValueError):  # of code without a signature
+        try:
+            if alone:
+                inspect.signature(function).bind(cls, *(each for each in named.inputs if not each.name), **by_name)
+        except TypeError as error:
+            asked = ", ".join(each.name for each in _parameters(function)[1:]) or "nothing"
+            given = (
+                f"{flag('inputs')} has {named.spelled}"
+                if by_name or named.inputs
+                else f"write {flag('inputs')} 'f32[8,64]', say"
+            )
+            raise named.error(f"{path}.{method} takes {asked}; {given} ({error})") from None
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    """The parameters that a caller may name; none for code without a signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # code without a signature
+        return []
+    return [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+
+
+# --- its collection by pytest
+
+
+def register(config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: Prepare) -> None:
+    """Collect the checks that a command line names, where it names some. Raises `SettingError`."""
+    ids = {arg: match[1] for arg in config.args if (match := re.search(rf"(?:^|[/\\]){CHECK_ID}::(.+)", arg))}
+    if not typed and not ids:
+        return
+    checks = read_all(typed, ids.values())
+    # Where no file is named, the files that pytest would find alone are not run.
+    named = config.args_source is config.ArgsSource.ARGS
+    config.args[:] = [arg for arg in config.args if named and arg not in ids]
+    folder = str(config.invocation_params.dir)
+    if folder not in sys.path:  # as with ``python -m pytest``
+        sys.path.insert(0, folder)
+        config.add_cleanup(lambda: sys.path.remove(folder))
+    config.pluginmanager.register(Collection(checks, prepare), "nnxcheck_named")
+
+
+class Collection:
+    """Adds the checks to what a session collects."""
+
+    def __init__(self, checks: Sequence[Named], prepare: Prepare) -> None:
+        self.checks, self.prepare = checks, prepare
+
+    # Outermost, and first in the list: behind a file with a failure ``--lf`` leaves them out.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Put the checks before the files."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed:
+            # In the folder whose conftest.py counts.
+            folder = collector.config.invocation_params.dir
+            node = NamedModule.from_parent(collector, path=folder, name=CHECK_ID, nodeid=CHECK_ID)
+            node.obj, node.collection = ModuleType(CHECK_ID), self
+            report.result = [node, *(report.result or ())]
+        return report
+
+
+class NamedModule(pytest.Module):
+    """The collector of the checks. A module, since fixtures of that scope need one."""
+
+    collection: Collection
+
+    def collect(self) -> Iterable[pytest.Item]:
+        """Make a test of each check. Raises `CollectError`, or what the user's module raises as it is imported."""
+        __tracebackhide__ = True
+        items, problems = list[pytest.Item](), list[str]()
+        for named in self.collection.checks:
+            try:
+                written = Written.of(named)
+            except CheckError as error:
+                problems.append(str(error))
+                continue
+            except Exception as error:
+                error.__traceback__ = users_part(error.__traceback__)
+                if error.__traceback__ is None:  # no line of the module ran, as with a syntax error
+                    problems.append("".join(traceback.format_exception_only(error)).rstrip())
+                    continue
+                raise
+            # Where pytest looks for the function of an item.
+            setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(written.test()))
+            item: NamedItem = NamedItem.from_parent(self, name=named.label)
+            item.written = written
+            self.collection.prepare(item, self.CollectError)
+            items.append(item)
+        if problems:
+            raise self.CollectError("\n".join(problems))
+        return items
+
+
+def users_part(frames: TracebackType | None) -> TracebackType | None:
+    """The frames of an import from the user's module on."""
+    ours = (__file__, str(Path(importlib.__file__).parent), "<frozen importlib")
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        frames = frames.tb_next
+    return frames
+
+
+class NamedItem(pytest.Function):
+    """The test of one check."""
+
+    written: Written
+
+    @property
+    def nnx_typed(self) -> tuple[str, list[str]]:
+        """The argument of pytest that selects it, and the options that belong to that."""
+        return f"{flag('check')}={self.written.named.name}", self.written.named.options
+
+    @property
+    def nnx_usage(self) -> Usage:
+        """The user's part of a program to paste."""
+        return self.written.usage()
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        """The file and line of the named class or function. Not the end of the id: pytest would write its dots as colons."""
+        builder = self.written.builder
+        try:
+            place = inspect.getsourcefile(builder) or "", inspect.getsourcelines(builder)[1] - 1
+        except (OSError, TypeError):  # code without a source
+            place = getattr(sys.modules[self.written.named.module], "__file__", None) or "", 0
+        return (*place, f"{CHECK_ID} {self.name}")
+
+    def runtest(self) -> None:
+        """Run the test. An exception that the call raises without any nesting gets a note with the arguments."""
+        __tracebackhide__ = True
+        try:
+            super().runtest()
+        except (CheckError, InvariantViolation):
+            raise
+        except Exception as error:
+            nested = any(note.lstrip().startswith("nesting ") for note in getattr(error, "__notes__", ()))
+            if self.written.named.inputs and not nested:
+                error.add_note(f"{CHECK_ID}: the call got {self.written.named.spelled}, from option {flag('inputs')}")
+            raise
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> object:  # type: ignore[override]
+        """One line for a check that cannot be made."""
+        return str(excinfo.value) if type(excinfo.value) is CheckError else super().repr_failure(excinfo)
