@@ -424,7 +424,8 @@ def notes(seen: Observation) -> tuple[Note, ...]:
             place=where,
         )
         for before, after in moves
-        if before.type != after.type and (where := place(before, after, old))
+        # A Python number in a Variable owns no buffer.
+        if before.pointers and before.type != after.type and (where := place(before, after, old))
     )
     return (*(fact for fact in facts if fact.names), *retyped)
 

@@ -360,3 +360,16 @@ def test_a_network_and_its_clone_are_a_note_in_one_line(shared):
 def test_they_fail_where_the_test_names_what_is_donated():
     arguments = (*network(shared=True), jnp.ones((2, 4)))
     assert broken(call(targets, *arguments, nesting="jit", donate="all")) == ["donation"]
+
+
+def test_a_python_number_in_a_variable_owns_no_buffer():
+    class Deep(nnx.Module):
+        def __init__(self):
+            self.depth, self.kernel = nnx.Variable(3), nnx.Param(jnp.ones((4, 4)))
+
+        def __call__(self, x):
+            return x @ self.kernel[...] * self.depth
+
+    found = call(Deep(), jnp.ones((2, 4)), nesting="jit")
+    assert found.outcome.verdict == "held"
+    assert "model.depth" not in text(found)
