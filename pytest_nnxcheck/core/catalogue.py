@@ -59,12 +59,12 @@ class Transform(NamedTuple):
     @property
     def fixes_state(self) -> bool:
         """True if, as an argument layer, it cannot take a call that adds state."""
-        return bool(self.loop) or self.branches or not self.adds_state
+        return self.carries or not self.adds_state
 
     @property
-    def keeps_types(self) -> bool:
-        """True if the call must leave the types of the state as they are: in a carry, beside a branch that skips it, for a second call."""
-        return bool(self.loop) or self.branches or self.pair == "first call"
+    def carries(self) -> bool:
+        """True if it hands the state on as it is: in a carry, or beside a branch that skips the call."""
+        return bool(self.loop) or self.branches
 
     @property
     def grows(self) -> bool:

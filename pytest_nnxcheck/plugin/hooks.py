@@ -34,7 +34,7 @@ from pytest_nnxcheck.plugin.marker import (
     settings_of,
     where,
 )
-from pytest_nnxcheck.plugin.pytest_internals import arguments, colour, tell
+from pytest_nnxcheck.plugin.pytest_internals import arguments, tell
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrap
@@ -305,12 +305,6 @@ def pytest_runtest_makereport(
             in_short = texts.in_short(error.outcome)
         tell(report.longrepr, in_short)
     return report
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Give our messages their colours where the terminal is, which with xdist no worker has."""
-    colour(report.longrepr)
 
 
 # --- the summary ---------------------------------------------------------------------------------------------------------
