@@ -261,9 +261,10 @@ def _errors(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
     if case.settings.nesting is not None:
         yield from (_try(run, nesting, body) for nesting in in_mode([case.settings.nesting], mode))
         return
-    error = _try(run, Nesting(mode=mode), body)
+    error = _raised(run, Nesting(mode=mode), body)
     run.uncalled = run.uncalled or (error is None and not run.outcomes)
     _exclude_layers_that_carry(run, mode)
+    _exclude_what_is_shown(run, Nesting(mode=mode))
     yield error
     # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
     if run.uncalled or (error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)):
@@ -335,7 +336,14 @@ def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, bod
 def _try(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
     """Run a nesting, and leave out from here on the styles and layers that it has shown to be refused or unfit. Returns its exception."""
     __tracebackhide__ = True
-    raised = None
+    raised = _raised(run, nesting, body)
+    _exclude_what_is_shown(run, nesting)
+    return raised
+
+
+def _raised(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
+    """Run a nesting. Returns its exception."""
+    __tracebackhide__ = True
     try:
         run.execute(nesting, body)
     except CheckError:
@@ -343,14 +351,19 @@ def _try(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
     except BaseException as error:
         if passes_through(error):
             raise
-        raised = error
-    if (outcome := run.outcomes.get(nesting)) is not None:
-        before = run.exclusions[nesting.mode]
-        now = run.exclusions[nesting.mode] = before.after(outcome, run.settings)
-        run.refusals |= dict.fromkeys(now.refused - before.refused, outcome)
-        if now.closed and not before.closed:
-            run.notes.append(Fact("mode closed", (nesting.mode,), f"{nesting}: {outcome.reason}"))
-    return raised
+        return error
+    return None
+
+
+def _exclude_what_is_shown(run: Run, nesting: Nesting) -> None:
+    """Leave out from here on the styles and layers that a nesting has shown to be refused or unfit."""
+    if (outcome := run.outcomes.get(nesting)) is None:
+        return
+    before = run.exclusions[nesting.mode]
+    now = run.exclusions[nesting.mode] = before.after(outcome, run.settings)
+    run.refusals |= dict.fromkeys(now.refused - before.refused, outcome)
+    if now.closed and not before.closed:
+        run.notes.append(Fact("mode closed", (nesting.mode,), f"{nesting}: {outcome.reason}"))
 
 
 def _exclude_layers_that_carry(run: Run, mode: str) -> None:
