@@ -180,7 +180,7 @@ Reason = Literal["", "first", "unproven", "own jit", "restored", "arrays", "own 
 
 
 def again(seen: Seen) -> Reason:
-    """The reason to look at a nesting once more. Each is one at most once, and they are asked in this order: what a later one judges, an earlier one mends."""
+    """The reason to look at a nesting once more. Each holds at most once, and they are asked in this order: what a later one judges, an earlier one mends."""
     call, observation, looked = seen.ran.call, seen.ran.observation, seen.looked
     state, error = call.profile.state, observation.error
     if not observation.proves:

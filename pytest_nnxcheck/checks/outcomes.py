@@ -68,7 +68,7 @@ class Seen:
 
 
 def outcome_of(seen: Seen) -> Checked:
-    """How a nesting ended. The order is that of blame: what references cannot do, what broke, what a layer cannot take, what the user's code raises."""
+    """The end of a nesting, in the order of blame: what references cannot do, what broke, what a layer cannot take, what the user's code raises."""
     call, observation, judgement = seen.ran.call, seen.ran.observation, seen.judgement
     nesting, error = call.nesting, observation.error
     inside = [layer.transform for layer in nesting.layers if not layer.row.compiles]
