@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Iterable
@@ -15,10 +16,13 @@ from flax import nnx
 from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import Layer, Nesting
+from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.checks.check_call import Checked, check_call
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.peak import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.reporting import violations
 
@@ -34,8 +38,20 @@ FURTHER_SINGLES = [
     if (text := str(Layer(transform, style))) not in LACKING
 ]
 has_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
+has_references = pytest.mark.skipif(
+    not flax_modes.takes_refs(), reason="this jax and flax take no models in references"
+)
+nnx_wrap = wrap
+"""What the fixture of this name hands to a test."""
 FEW = {"styles": "argument", "sweep": "singles", "max_examples": 0}
 """Settings under which each transform runs once."""
+
+
+def line(function: Any, fragment: str) -> str:
+    """``path:line``, as messages write it, of the line of a function that holds this text."""
+    lines, start = inspect.getsourcelines(function)
+    (number,) = [start + number for number, each in enumerate(lines) if fragment in each]
+    return near(f"{inspect.getsourcefile(function)}:{number}")
 
 
 def flat(message: str) -> str:

@@ -21,12 +21,11 @@ from pytest_nnxcheck.core.notes import Fact, RaisedUnNested
 from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
-from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
 from pytest_nnxcheck.engine.observe import TRACED, How, is_small, observe, tells
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.engine.reference import Evaluated, Reference, meaning_of
+from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
 from pytest_nnxcheck.invariants.judge import Judgement, judged
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at

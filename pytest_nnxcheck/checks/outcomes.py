@@ -17,17 +17,15 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes
-from pytest_nnxcheck.engine.comparison import MOST_EQUATIONS
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import How, observe
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.engine.reference import Evaluated, meaning_of
+from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, meaning_of
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement
 from pytest_nnxcheck.subject.profile import in_arrays_alone
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
-from pytest_nnxcheck.values.differences import alike
-from pytest_nnxcheck.values.effects import UNCHANGED
+from pytest_nnxcheck.values.effects import UNCHANGED, alike
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

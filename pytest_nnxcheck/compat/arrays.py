@@ -103,12 +103,10 @@ def byte_bounds(array: Any) -> tuple[int, int]:
 
 
 def array_type(array: Any) -> ArrayType:
-    """The type of an array."""
-    return (
-        ArrayType(array.dtype.name, tuple(array.shape))
-        if hasattr(array, "shape")
-        else ArrayType(type(array).__name__, None)
-    )
+    """The type of an array; of anything else the name of its type, of a tracer's type of the user's own too."""
+    if hasattr(array, "shape") and hasattr(array, "dtype"):
+        return ArrayType(array.dtype.name, tuple(array.shape))
+    return ArrayType(type(array).__name__, None)
 
 
 def describe(array: Any) -> str:

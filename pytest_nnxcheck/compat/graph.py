@@ -177,8 +177,10 @@ def tracer_line(tracer: Any) -> str:
     """
     while is_tracer(tracer):
         source = _read(tracer, "_line_info") or _read(tracer, "source_info")
-        if source is not None and (line := _user_line(getattr(source, "traceback", None))):
-            return line
+        traceback = getattr(source, "traceback", None)
+        for frame in traceback.frames if traceback is not None else ():
+            if not is_library_file(frame.file_name):
+                return near(f"{frame.file_name}:{frame.line_num} ({frame.function_name})")
         tracer = next((inner for name in ("val", "primal") if is_tracer(inner := _read(tracer, name))), None)
     return ""
 
@@ -194,14 +196,6 @@ def equation_line(eqn: Any) -> str:
             return ""
         if not is_library_file(frame.file_name):
             return near(f"{frame.file_name}:{frame.line_num}")
-    return ""
-
-
-def _user_line(traceback: Any) -> str:
-    """The innermost frame of a jax traceback that is not a library's."""
-    for frame in traceback.frames if traceback is not None else ():
-        if not is_library_file(frame.file_name):
-            return near(f"{frame.file_name}:{frame.line_num} ({frame.function_name})")
     return ""
 
 

@@ -40,7 +40,7 @@ class LeftOut(Exception):
     """A program cannot be compiled for a target; the text says why, in one line."""
 
 
-class DoesNotFit(Exception):
+class TooLarge(Exception):
     """A compiler refused a program for its size; the text is the compiler's."""
 
 
@@ -127,12 +127,13 @@ def lowered_on(
     def call(*leaves: Any) -> Any:
         return jax.tree.leaves(program.call(*jax.tree.unflatten(tree, leaves)))
 
-    with _in_force(there):
+    # In place of the user's mesh, whose devices would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes.
+    with contextlib.nullcontext() if there is None or not hasattr(jax, "set_mesh") else jax.set_mesh(there):
         return jax.jit(call, donate_argnums=donated, keep_unused=True).lower(*map(placed, leaves))
 
 
 def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> Any:
-    """Compile a program of `lowered_for`. Raises `DoesNotFit`, or `LeftOut` where the compiler refuses it for another reason.
+    """Compile a program of `lowered_for`. Raises `TooLarge`, or `LeftOut` where the compiler refuses it for another reason.
 
     At ``O0`` the compiler of a TPU takes a ninth of the time of ``default``; that of a GPU ignores the effort.
     """
@@ -142,7 +143,7 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> An
             return lowered.compile(compiler_options=options)
         except Exception as error:
             refused = "RESOURCE_EXHAUSTED" in str(error)
-            raise (DoesNotFit if refused else LeftOut)(_line(error)) from error
+            raise (TooLarge if refused else LeftOut)(_line(error)) from error
 
 
 # --- devices
@@ -201,11 +202,6 @@ def _mesh(like: Any, devices: Sequence[Any]) -> Any:
     # jax 0.5 has another type for the kinds of axes.
     kinds = {"axis_types": like.axis_types} if jax.__version_info__ >= (0, 6) else {}
     return jax.sharding.Mesh(np.array(devices).reshape(sizes), like.axis_names, **kinds)
-
-
-def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
-    """Set the mesh of the target in place of the user's, whose devices would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes."""
-    return contextlib.nullcontext() if mesh is None or not hasattr(jax, "set_mesh") else jax.set_mesh(mesh)
 
 
 # --- options

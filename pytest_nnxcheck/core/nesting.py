@@ -46,6 +46,11 @@ class Layer:
         return self.style.endswith("closure")
 
     @property
+    def hands_out(self) -> Literal["all", "leaves"]:
+        """The part that leaves the layer of what the call does to its state: of a functional one the leaves that were handed in, and nothing else."""
+        return "leaves" if self.style == "functional" else "all"
+
+    @property
     def plainness(self) -> tuple[int, int]:
         """Sort key: earlier transforms and plainer styles first."""
         return (STYLES.index(self.style), layer_names().index(self.transform))

@@ -26,11 +26,10 @@ from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.kept import Kept
-from pytest_nnxcheck.subject.contents import write_back
+from pytest_nnxcheck.subject.contents import other_parts, static_parts, write_back
 from pytest_nnxcheck.subject.originals import Originals
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, bind, copy_leaf, identity
-from pytest_nnxcheck.subject.traced_again import other_parts, static_parts
 from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.snapshot import Places
 from pytest_nnxcheck.walk.walk import walk

@@ -34,7 +34,7 @@ from pytest_nnxcheck.subject.subject import Subject, on_arrays
 from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.transforms.root import Root
 from pytest_nnxcheck.values import uncomputed
-from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import holds_beside, walk
 from pytest_nnxcheck.xla import buffers
 from pytest_nnxcheck.xla.hlo import aliases
@@ -103,7 +103,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
     return replace(seen, leaks=leaks, dropped=dropped, mutated=mutated, output_names=tree.names, rebuild=tree.rebuild)
 
 
-Seen = tuple[Observation, tuple[Found, ...], bool]
+Seen = tuple[Observation, tuple[FoundTracer, ...], bool]
 """An observation, the tracers that outlived their trace, and whether a trace of ours put its own where a run would have put arrays."""
 
 
@@ -223,7 +223,7 @@ class Staged:
     error: Exception | None = None
     graph: Any = None
     """The graph of the state after the call; None where flax cannot take that apart, or where it holds tracers."""
-    leaks: tuple[Found, ...] = ()
+    leaks: tuple[FoundTracer, ...] = ()
     """The tracers of traces that had ended when this one did."""
     touched: bool = False
     """True if tracers were put where a run would have put arrays."""
@@ -243,7 +243,7 @@ def stage(root: Root, guards: Guards, state: Any, *, axes: bool = False) -> Stag
     subject, nesting = root.subject, root.nesting
     program = compose(subject, root.profile, nesting, guards, plain_jit)
     ours: dict[tuple[int, int], Any] = {}
-    leaks: list[Found] = []
+    leaks: list[FoundTracer] = []
     ended: list[tuple[Any, bool]] = []
 
     def whole(module: Any, *inputs: Any) -> Any:

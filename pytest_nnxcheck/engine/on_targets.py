@@ -136,7 +136,7 @@ class OnTargets:
         def compiled(lowered: Any, effort: str) -> OnTarget:
             try:
                 there = targets.compiled_for(target, lowered, effort=effort)
-            except targets.DoesNotFit as error:
+            except targets.TooLarge as error:
                 return replace(said, effort=effort, fits=False, refused=str(error))
             return with_totals(donation.told(replace(said, effort=effort), there), there, constants)
 

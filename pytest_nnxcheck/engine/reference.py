@@ -20,9 +20,10 @@ from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.compat.arrays import is_held_ref, value_of
 from pytest_nnxcheck.compat.compile_cache import to_the_end
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
-from pytest_nnxcheck.transforms.compose import un_nest
+from pytest_nnxcheck.transforms.compose import primal, un_nest
 from pytest_nnxcheck.transforms.layers import LENGTH
 from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Structure, changed, read, structure
 from pytest_nnxcheck.walk.fingerprint import is_array
@@ -32,6 +33,9 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 Meaning = tuple[str, ...]
 """The layers of a nesting that mean more than the call once, from the outermost inwards."""
+
+MOST_EQUATIONS = 100_000
+"""Equations of the un-nested call that may be made one by one, without jit: a loop of many steps takes minutes."""
 
 NUDGE = 4
 """The distance of a nudged start from the real one, in units of the last place."""
@@ -167,6 +171,18 @@ def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
         if name == CALL_FIRST:
             tree = (tuple(f"{name} of the first call" for name in names), tree)
     return tree
+
+
+def effect_against(subject: Subject, observation: Observation, wanted: Effect) -> Effect:
+    """The output of a run and its copy of the state, with the names of the reference's outputs."""
+    return Effect(
+        returned=primal(observation.nesting.layers, observation.returned),
+        names=names_of(meaning_of(observation.nesting), wanted.structure.names),
+        output=observation.output,
+        structure=structure(observation.output_names, observation.rebuild, observation.output),
+        before=read(subject, subject.state),
+        after=read(subject, observation.state),
+    )
 
 
 # --- a trajectory: the same call again and again

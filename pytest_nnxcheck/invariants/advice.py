@@ -29,10 +29,8 @@ from pytest_nnxcheck.core.text import Row, beginning, format_bytes, some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.reporting.memory_breakdown import listed
-from pytest_nnxcheck.subject.profile import Profile, StateUse
-from pytest_nnxcheck.subject.subject import Nodes, Subject
-from pytest_nnxcheck.subject.traced_again import plain
-from pytest_nnxcheck.subject.use_of_state import common, keys, successors
+from pytest_nnxcheck.subject.profile import Profile, StateUse, common, keys, successors
+from pytest_nnxcheck.subject.subject import Nodes, Subject, users_function
 
 # --- the pieces: bytes a device, and the user's line, empty where there is none
 
@@ -627,7 +625,7 @@ def not_donated(subject: Subject, profile: Profile, jit: str) -> Iterator[NotDon
             by_argument[argument_of(names[number])] += every[number]
     if by_argument:
         donated = {argument_of(name) for name, given in zip(names, profile.program.donated, strict=False) if given}
-        function = plain(subject.function)
+        function = users_function(subject.function)
         code = getattr(function, "__code__", None)
         yield NotDonated(
             function=getattr(function, "__name__", type(function).__name__),

@@ -22,8 +22,7 @@ from pytest_nnxcheck.core.text import Row, some
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.reporting.target_rows import lose
-from pytest_nnxcheck.subject.profile import UNKNOWN
-from pytest_nnxcheck.subject.use_of_state import successors
+from pytest_nnxcheck.subject.profile import UNKNOWN, successors
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -13,10 +13,9 @@ from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import Finding
 from pytest_nnxcheck.core.text import Row, first_line
-from pytest_nnxcheck.engine.comparison import effect_against
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.values.differences import by_name, inexact, numbers
-from pytest_nnxcheck.values.effects import UNCHANGED, Effect
+from pytest_nnxcheck.engine.reference import effect_against
+from pytest_nnxcheck.values.effects import UNCHANGED, Effect, by_name, inexact, numbers
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

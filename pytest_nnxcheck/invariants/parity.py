@@ -2,52 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, InvariantRow
+import jax
+
+from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.compat.arrays import buffer_of, describe
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REMAT, ROWS, InvariantRow
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.outcome import Finding, InProgram, Moment
-from pytest_nnxcheck.core.text import Row
-from pytest_nnxcheck.engine.comparison import Cause, compared
+from pytest_nnxcheck.core.text import Row, first_line
+from pytest_nnxcheck.engine.observe import unfused
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.engine.reference import calls_of, meaning_of
-from pytest_nnxcheck.values.differences import Difference
+from pytest_nnxcheck.engine.reference import Reference, Start, calls_of, effect_against, meaning_of
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.values.effects import TIMES, Difference, Effect, Nudged, differences, distance, scalars
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 ROW = InvariantRow("parity", order=60, severity=40, values=True, runs=True, error="ParityLost")
 
 BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
+Cause = Literal["attribute", "broadcast", "copy", "reference", "replaced", ""]
+"""The cause of a difference: it is of a plain attribute, the state was broadcast, a transform of jax was handed a copy, a transform copied a
+reference or wrote to it twice, or the call put another Variable in the place of one in a reference; empty where it is unknown.
+"""
+Found = tuple[Difference, ...]
+DIRECTIONS = 8
+"""Nudged starts. Of 127 steps of Adam with a bias before batch normalization one start was too few for two; five were enough."""
+THREEFRY = "threefry2x32"
+"""The only implementation of random numbers that draws the same for a key alone and for a key in a batch."""
+LOST = Difference("", label="dropped", want="the value of the same call on arrays", have="the old one")
+"""A reference that a transform of flax inside the call copied: the call writes to the copy."""
+AGAIN = Start(again=True)
+"""Tried before all nudged starts: where the very same calls give something else, those say nothing of rounding."""
 
 
 def judge(ran: Ran) -> Iterator[Finding | Fact]:
-    """Judge the values that differ, the first with its cause where that is known."""
+    """Compare a run that ended, and leaked no tracer, with its reference: the same calls without the nesting, or an un-nested call without its jits."""
     if ran.reference is None:
         return
-    found = compared(ran.call.subject, ran.profile, ran.observation, ran.reference)
-    for number, (each, known) in enumerate(found.left):
-        why = known if number else cause(each, known, ran.observation.nesting)
-        yield ValueDiffers(
-            each.path, difference=each, cause=why, variable=graph.variable_name(each.of) if each.of else ""
+    nesting, wanted = ran.observation.nesting, ran.reference.wanted
+    if wanted.error is not None:
+        kind: FactKind = "raises un-nested" if nesting.layers else "raises without jit"
+        yield Fact(kind, ("parity",), first_line(wanted.error))
+    else:
+        yield from compared(ran, ran.reference)
+    if not nesting.layers:
+        for path in ran.profile.state.lost:
+            lost = replace(LOST, path=ran.call.subject.path(path))
+            yield ValueDiffers(lost.path, difference=lost, cause="reference")
+
+
+def compared(ran: Ran, reference: Reference) -> Iterator[Finding | Fact]:
+    """The differences that neither rounding nor fusion explains, of all that every layer promises to hand out; notes on the others."""
+    subject, nesting = ran.call.subject, ran.observation.nesting
+    got = effect_against(subject, ran.observation, reference.wanted)
+    draws = other_draws(subject, nesting)
+    handed_out = promised(subject, nesting, got)
+    comparison = Comparison(subject, ran.profile, nesting, reference, handed_out, drawn=draws is not None)
+    every, judged = comparison.every(got), comparison.judged(got)
+    moved = comparison.beyond_nudge(got, judged)
+    fused = comparison.beyond_fusion(moved)
+    for each in fused:
+        # The state after an un-nested call lacks an update that a transform inside the call made to a copy: one that it returns is no loss.
+        if nesting.layers or not is_returned(each, reference.wanted, got):
+            variable = graph.variable_name(each.of) if each.of else ""
+            yield ValueDiffers(each.path, difference=each, cause=cause(each, ran), variable=variable)
+    # The notes of an un-nested call begin with the numbers: the call itself sets them, whatever the reference does.
+    numbers = scalars(got.after, got.before)
+    yield from () if nesting.layers else numbers
+    yield from [draws] if draws else ()
+    yield from note_on("decided by rounding", judged, moved)
+    yield from note_on("decided by fusion", moved, fused)
+    yield from note_on("added, functional", [each for each in every if each.of != "attribute"], judged)
+    yield from numbers if nesting.layers else ()
+    yield from note_on(
+        "attributes, functional", [each for each in every if each.of == "attribute"], judged, of_call=True
+    )
+
+
+def note_on(kind: FactKind, every: Iterable[Difference], left: Found, *, of_call: bool = False) -> Iterator[Fact]:
+    """A note on the differences that are in ``every`` and not in ``left``."""
+    paths = {difference.path for difference in left}
+    if names := tuple(difference.path for difference in every if difference.path not in paths):
+        yield Fact(kind, names, of_call=of_call)
+
+
+def promised(subject: Subject, nesting: Nesting, got: Effect) -> frozenset[str] | None:
+    """The names of the state that every layer hands out, see `Layer.hands_out`; None for all that the call makes of it."""
+    if all(layer.hands_out == "all" for layer in nesting.layers):
+        return None
+    leaves = {subject.path(path) for path, _ in graph.flat_state(flax_modes.split(subject.state)[1])}
+    return frozenset(leaves | {name for name, leaf in got.before.leaves.items() if leaf.kind != "attribute"})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A call with its reference."""
+
+    subject: Subject
+    facts: Profile
+    nesting: Nesting
+    reference: Reference
+    promised: frozenset[str] | None
+    """The names of the state that every layer hands out; None for all."""
+    drawn: bool
+    """True if random numbers may differ: values that depend on them are not compared."""
+
+    def promises(self, each: Difference) -> bool:
+        """True if every layer has to hand out what differs: an output always, and whatever of the state came out all the same."""
+        return (
+            self.promised is None
+            or each.path in self.promised
+            or not (each.of == "attribute" or each.label == "missing")
         )
-    yield from found.notes
+
+    def every(self, got: Effect, nudged: Nudged = ()) -> Found:
+        """The differences from the reference that nudged starts do not explain; for an un-nested call in the state alone."""
+        state_only = not self.nesting.layers
+        return differences(self.reference.wanted, got, nudged, drawn=self.drawn, state_only=state_only)
+
+    def judged(self, got: Effect, nudged: Nudged = ()) -> Found:
+        """The differences in what every layer promises."""
+        return tuple(filter(self.promises, self.every(got, nudged)))
+
+    def beyond_nudge(self, got: Effect, every: Found) -> Found:
+        """The differences that no start a few roundings away explains.
+
+        One start can leave a value where it was by chance: a second moment of Adam is the square of a gradient, which may be noise on both
+        sides of zero. So there are several, in opposite directions.
+        """
+        different, nudged = every, list[Effect]()
+        precision = self.facts.program.precision
+        nudges = [Start(nudged=True, precision=precision, direction=direction) for direction in range(DIRECTIONS)]
+        for start in (AGAIN, *nudges):
+            if not any(difference.rounding for difference in different):
+                break
+            effect = self.reference.from_start(self.subject, start)
+            if start == AGAIN and (effect.error or self.every(replace(effect, before=got.before))):
+                # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
+                break
+            if effect.error is None:
+                nudged.append(effect)
+                different = self.judged(got, tuple(nudged))
+        return different
+
+    def beyond_fusion(self, different: Found) -> Found:
+        """The differences that remain where XLA fuses no operations of the same program.
+
+        Where two terms cancel to the bit (a published graph network: the `GCN` of jraphx), every start gives zero, and a fused operation, which
+        rounds once in place of twice, gives noise, which may lie on the other side of a relu.
+        """
+        if not (self.nesting.layers and any(map(may_be_fusion, different))):
+            return different
+        without_fusion = unfused(self.subject, self.facts, self.nesting)
+        if without_fusion is None:
+            return different
+        got = effect_against(self.subject, without_fusion, self.reference.wanted)
+        left = {difference.path for difference in self.beyond_nudge(got, self.judged(got))}
+        return tuple(each for each in different if each.path in left or not may_be_fusion(each))
 
 
-def cause(first: Difference, known: Cause, nesting: Nesting) -> Cause:
-    """Name the cause that dropped the update of the first value that differs; empty where that is unknown.
+def may_be_fusion(difference: Difference) -> bool:
+    """True if rounding by the compiler may explain a difference: never a dropped update, NaN or infinity."""
+    return difference.rounding and difference.label != "dropped"
 
-    Transforms carry no attribute out. A layer that broadcasts the state drops its updates. A transform inside the call changed a copy.
+
+def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
+    """A note on random numbers that differ under vmap: only threefry draws the same for a key alone and for a key in a batch."""
+    if not any(layer.row.axis == "elements" for layer in nesting.layers):
+        return None
+    leaves = [(subject.path(path), value) for path, value in graph.raw_leaves(subject.state)]
+    for name, held in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
+        leaf = buffer_of(held)
+        if hasattr(leaf, "dtype") and graph.is_key(leaf) and str(jax.random.key_impl(leaf)) not in (THREEFRY, "fry"):
+            return Fact("other draws", (name,), describe(leaf))
+    default = str(jax.config.jax_default_prng_impl)
+    return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)
+
+
+def is_returned(difference: Difference, wanted: Effect, got: Effect) -> bool:
+    """True if the call returns the new value of a leaf, as one in functional style does: an output lies far nearer to it than the old value."""
+    leaf, old = wanted.after.leaves.get(difference.path), got.before.leaves.get(difference.path)
+    if leaf is None or old is None:
+        return False
+    moved = distance(leaf.value, old.value)
+    outputs = (array for array in got.output if describe(array) == describe(leaf.value))
+    return any(TIMES * distance(leaf.value, array) <= moved for array in outputs)
+
+
+def cause(each: Difference, ran: Ran) -> Cause:
+    """Name the cause of a difference; empty where that is unknown.
+
+    Transforms carry no attribute out. A layer that broadcasts the state drops its updates. A transform inside the call changed a copy. A
+    transform of flax's graph mode writes to copies of references, and a gradient of what is made again writes twice.
     """
-    if known or not nesting.layers:
-        return known or "copy"
-    if first.of == "attribute" and first.label in ("dropped", "attribute"):
+    layers, state = ran.observation.nesting.layers, ran.profile.state
+    path = next((path for path in state.references if ran.call.subject.path(path) == each.path), None)
+    if path is not None and each.label == "dropped":
+        if path in state.replaced:
+            return "replaced"
+        to_copies = any(layer.style == "argument" and not (layer.row.compiles or layer.row.loop) for layer in layers)
+        if to_copies and flax_modes.mode_flags()[1]:
+            return "reference"
+    names = [layer.transform for layer in layers]
+    if path is not None and each.label == "differs" and GRAD in names and REMAT in names[names.index(GRAD) :]:
+        return "reference"
+    if not layers:
+        return "copy"
+    if each.of == "attribute" and each.label in ("dropped", "attribute"):
         return "attribute"
-    broadcasts = any(layer.transform in BROADCASTING for layer in nesting.layers)
-    return "broadcast" if first.label == "dropped" and broadcasts else ""
+    broadcasts = any(layer.transform in BROADCASTING for layer in layers)
+    return "broadcast" if each.label == "dropped" and broadcasts else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

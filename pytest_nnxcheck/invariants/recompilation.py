@@ -20,9 +20,8 @@ from pytest_nnxcheck.core.outcome import Finding, Words, uncounted
 from pytest_nnxcheck.core.text import Row, beginning, near
 from pytest_nnxcheck.engine.observe import traced_again
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.subject.subject import Subject, on_arrays
-from pytest_nnxcheck.subject.traced_again import plain, short
-from pytest_nnxcheck.walk.fingerprint import equal
+from pytest_nnxcheck.subject.subject import Subject, on_arrays, users_function
+from pytest_nnxcheck.walk.fingerprint import equal, short
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -251,7 +250,7 @@ def note(noted: Traces, jit: FrameType, caller: FrameType, by_library: bool) -> 
 def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     """The function that a jit traces, as its frame shows, and the line that calls the jit."""
     held = jit.f_locals
-    function = plain(held.get("fun"))
+    function = users_function(held.get("fun"))
     code = getattr(function, "__code__", None)
     line = beginning(code) if code and not is_library_file(code.co_filename) else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)

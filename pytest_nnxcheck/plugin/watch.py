@@ -22,7 +22,7 @@ from pytest_nnxcheck.watch import leftovers, message, programs
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported, Root
 from pytest_nnxcheck.watch.message import LeftBehind, Unmarked
 from pytest_nnxcheck.watch.monitor import Monitor
-from pytest_nnxcheck.watch.programs import Programs, UnusedBuffers
+from pytest_nnxcheck.watch.programs import UnusedBuffers, WatchedPrograms
 
 TITLE = "nnx watch"
 _WIRE = "nnx_watch"
@@ -50,7 +50,7 @@ class WatchHooks:
     def __init__(self, budget: Budget | None, *, fails: bool) -> None:
         self.fails = fails
         self.budget = budget
-        self.programs = Programs(budget.bytes if budget is not None else None)
+        self.programs = WatchedPrograms(budget.bytes if budget is not None else None)
         self.reported = Reported()
         self.monitor = Monitor()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}

@@ -16,7 +16,6 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.run import Run, Sweep, sweep
@@ -86,7 +85,11 @@ def build(test: Callable[..., Any], run: Run, passed: Collection[str], *, seeded
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
     built = _settings(parts, run, swept=bool(explicit))(inner)
-    built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: _strategy(run)})(built)
+    if run.settings.nesting is None:
+        nestings = strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
+    else:
+        nestings = st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in run.settings.chosen_modes])
+    built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: nestings})(built)
     for example in reversed(explicit):
         built = example(built)
     return MethodType(built, test.__self__) if function is not test else built  # type: ignore[attr-defined]
@@ -112,12 +115,6 @@ def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bo
     nesting = inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
     inner.__signature__ = inspect.Signature([*own[:bound], *passed, nesting])  # type: ignore[attr-defined]
     return inner
-
-
-def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
-    if run.settings.nesting is not None:
-        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in run.settings.chosen_modes])
-    return strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
 
 
 def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.settings:

@@ -37,20 +37,15 @@ def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     idle = [layer for layer in layers if layer.row.idle]
     busy = [layer for layer in layers if not layer.row.idle]
     ring = [pair for pair in zip(busy, [*busy[-1:], *busy[:-1]], strict=True) if not impossible(Nesting(pair))]
-    rings = [chain for pair in ring for chain in _around(pair, idle)] if longest > 2 and idle else []
+    # A pair, and the chains with an idle layer in between, which compile to the program of the pair.
+    around = [chain for one, other in ring for chain in ((one, other), *((one, layer, other) for layer in idle))]
+    rings = [chain for chain in around if not impossible(Nesting(chain))] if longest > 2 and idle else []
     in_rings = {pair for chain in rings for pair in pairwise(chain)}
     left = [pair for pair in ordered_pairs(layers) if pair not in in_rings]
     with_idle = [pair for pair in left if any(layer.row.idle for layer in pair)]
     yield from _walk([pair for pair in left if pair not in with_idle], layers, longest)
     yield from rings
     yield from _walk(with_idle, layers, longest)
-
-
-def _around(pair: Pair, idle: Sequence[Layer]) -> Iterator[Chain]:
-    """A pair, and the chains with an idle layer in between, which compile to the program of the pair."""
-    outer, inner = pair
-    yield pair
-    yield from (chain for layer in idle if not impossible(Nesting(chain := (outer, layer, inner))))
 
 
 def _walk(unwalked: Sequence[Pair], layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
@@ -219,13 +214,6 @@ def expected_to_fail(settings: Settings) -> Iterator[Nesting]:
                 yield nesting
 
 
-def first_stage(settings: Settings) -> Iterator[Nesting]:
-    """The nestings that follow the un-nested call: they show which layers fit."""
-    yield from probes(settings)
-    if settings.sweep != "probes":
-        yield from singles(settings)
-
-
 def second_stage(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
     """Nestings of several layers, made of the layers that fit."""
     if settings.sweep in ("short", "chains", "pairs"):
@@ -236,7 +224,8 @@ def second_stage(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting
 
 def sweep(settings: Settings, exclusions: Exclusions = Exclusions()) -> Iterator[Nesting]:
     """All that follows the un-nested call, each nesting once: nestings whose layers all fit, and those that are expected to fail."""
-    every = (*first_stage(settings), *second_stage(settings, exclusions))
+    alone = () if settings.sweep == "probes" else singles(settings)
+    every = (*probes(settings), *alone, *second_stage(settings, exclusions))
     allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
     yield from dict.fromkeys((*allowed, *expected_to_fail(settings)))
 

@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.subject.contents import compared_by_value
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.walk.visit import MOST_OBJECTS, Found
+from pytest_nnxcheck.walk.visit import MOST_OBJECTS, FoundTracer
 from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage
 from pytest_nnxcheck.xla.pointers import (
     byte_ranges,
@@ -106,7 +106,7 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
     )
 
 
-def held_before(subject: Subject, tracers: list[Found]) -> tuple[Leak, ...]:
+def held_before(subject: Subject, tracers: list[FoundTracer]) -> tuple[Leak, ...]:
     """The tracers that the user's objects hold. Raises `CheckError` where the call may be inside the trace that they are of."""
     if not subject.abstract and not is_tracing():
         place_of = places_in(subject, subject.state)
@@ -149,7 +149,7 @@ def plain_leaves(state: Any) -> list[Any]:
     return [leaf for _, value in graph.attributes(state) for leaf in jax.tree.leaves(value)]
 
 
-def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
+def places_in(subject: Subject, state: Any) -> Callable[[FoundTracer], str]:
     """Make a function that locates a tracer: in a Variable or a plain value of a graph node, in another object that a node holds, outside of them, or in
     the output alone.
     """
@@ -162,7 +162,7 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     of_variables = {id(leaf) for _, value in graph.raw_leaves(state) for leaf in jax.tree.leaves(value)}
     nodes = "|".join(re.escape(name) for name, root in subject.roots(state) if graph.is_graph_node(root))
 
-    def place(leaked: Found) -> str:
+    def place(leaked: FoundTracer) -> str:
         if id(leaked.tracer) in plain:
             return "module"
         if id(leaked.tracer) in of_variables:
@@ -174,7 +174,7 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     return place
 
 
-def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
+def leak(leaked: FoundTracer, layer: Layer | None, place: str = "") -> Leak:
     tracer = leaked.tracer
     return Leak(
         path=leaked.path,

@@ -1,13 +1,18 @@
 """Evaluate the un-nested call abstractly, once: output shapes, the effect of the call on the state, and the training that it does.
 
 Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
+
+The successor of an input is the output whose path it has; else one that is made of it. It names the leaf and the reason where a buffer was lost; only
+the pointers prove that one was lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +21,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
-from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, in_type, is_in_ref, nbytes, value_of
+from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, in_type, is_in_ref, nbytes, value_of
 from pytest_nnxcheck.compat.graph import equation_line, variable_value
-from pytest_nnxcheck.core.facts import CallProgram, Path
+from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
 from pytest_nnxcheck.subject.contents import Contents, diff
@@ -91,7 +96,7 @@ class StateUse:
     lost: frozenset[Path] = frozenset()
     """The references that it leaves as they are, and would change as arrays: a transform of flax inside of it writes to copies of them."""
     restored: frozenset[Path] = frozenset()
-    """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
+    """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. FoundTracer out only where a ``vmap`` failed."""
 
     @property
     def written(self) -> frozenset[Path]:
@@ -386,3 +391,73 @@ def differentiable(subject: Subject, leaves: Mapping[Key, Any]) -> frozenset[Pat
         if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))
     }
     return frozenset(path for path, _ in leaves if path in trained - fixed)
+
+
+# --- successors: the outputs that are new values of inputs
+
+Typed = tuple[str, ArrayType]
+"""Name and type of an array."""
+
+
+def successors(subject: Subject, profile: Profile, donate: str) -> dict[int, int]:
+    """The number of the output that is the new value of each donated input, as far as there is one."""
+    donated = {
+        number: (subject.input_names[number], array_type(subject.inputs[number])) for number in subject.donated(donate)
+    }
+    output = profile.output
+    outputs = list(zip(output.names, map(array_type, output.types), strict=True)) if donated else []
+    return new_values(donated, outputs, output.origins)
+
+
+def new_values(
+    inputs: Mapping[int, Typed], outputs: Sequence[Typed], origins: Sequence[AbstractSet[int]]
+) -> dict[int, int]:
+    """The number of the output that is the new value of each of these inputs, as far as there is one: the best matches first.
+
+    ``origins`` are the numbers of the inputs that go into each output; it may be empty, where that is not known.
+    """
+    ways = []
+    for number, of_input in inputs.items():
+        for output, of_output in enumerate(outputs):
+            rank = fit(of_input, of_output, origins[output] & inputs.keys() if origins else set(inputs), number)
+            if rank is not None:
+                ways.append((rank, -output, -number))
+    new: dict[int, int] = {}
+    taken = set[int]()
+    for _, output, number in sorted(ways, reverse=True):
+        if -number not in new and -output not in taken:
+            new[-number] = -output
+            taken.add(-output)
+    return new
+
+
+def fit(of_input: Typed, of_output: Typed, made_of: AbstractSet[int], number: int) -> tuple[int, ...] | None:
+    """Rank an output as the new value of an input, the greater the better: by the inputs that it is ``made_of``, by name, by type; None where it does not fit."""
+    path, place = keys(of_input[0]), keys(of_output[0])
+    sole = 0 if number not in made_of else 1 if len(made_of) > 1 else 2
+    named, deeper, alike = common(path, place), len(place) - len(path), likeness(of_input[1], of_output[1])
+    words = any(not re.fullmatch(r"\[\d+\]", key) for key in path[len(path) - named :])
+    # A name is enough if it is more than a number, or as deep as in a tuple that is returned; a type only with what goes into it.
+    if not ((words or deeper > 0 or alike > 0) if named else (sole and alike > 1)):
+        return None
+    # The usual output is a tuple of results and new state: there paths are one key deeper.
+    return sole, named, alike, -abs(deeper - 1)
+
+
+def keys(path: str) -> list[str]:
+    """The steps of a path behind its root: ``opt_state[0].mu['kernel']`` has three."""
+    return re.findall(r"\.\w+|\['(?:[^'\\]|\\.)*'\]|\[\"[^\"]*\"\]|\[[^\]]*\]", path)
+
+
+def common(one: list[str], other: list[str]) -> int:
+    """The number of keys that two paths have in common at their ends."""
+    pairs = zip(one[::-1], other[::-1], strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def likeness(one: ArrayType, other: ArrayType) -> int:
+    """3 for the same type, 2 for the same shape, 1 for as many axes."""
+    if one == other:
+        return 3
+    shapes = [kind.shape or () for kind in (one, other)]
+    return 2 if shapes[0] == shapes[1] else int(len(shapes[0]) == len(shapes[1]))

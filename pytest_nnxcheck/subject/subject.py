@@ -29,7 +29,7 @@ from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_state
 from pytest_nnxcheck.walk.fingerprint import Unknown, exact, fingerprint, show
-from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk, without_garbage
 from pytest_nnxcheck.xla.buffers import PROGRAM
 
@@ -182,21 +182,21 @@ class Subject:
         return [*nodes, *self.opened, *self.static, (function_name(self.function), self.function)]
 
     def tracers(
-        self, state: Any, earlier: Walk | None = None, matters: Callable[[Found], bool] = lambda _: True
-    ) -> tuple[Found, ...]:
+        self, state: Any, earlier: Walk | None = None, matters: Callable[[FoundTracer], bool] = lambda _: True
+    ) -> tuple[FoundTracer, ...]:
         """The tracers that matter, and are reachable from a copy of the state, other arguments, the code, or the output; ``earlier`` is a walk that found none."""
         roots = [*self.roots(state), *self.output_tree.roots()]
         return without_garbage(lambda: tracers_since(earlier, roots, matters))
 
     @contextlib.contextmanager
-    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
+    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[FoundTracer]]:
         """Put back the places that a run or a trace changes, where the test did not ask for it, and empty the caches of jax if it leaks tracers.
 
         The places get what they held at a walk ``before``. The caches compare static attributes: a dead tracer among these makes every later
         call raise. The list that this gives holds, at the end, the tracers that nobody could put back.
         """
         before = before or walk(self.roots(state))
-        left: list[Found] = []
+        left: list[FoundTracer] = []
         try:
             yield left
         finally:
@@ -222,6 +222,13 @@ def spell(root: str, path: Path) -> str:
 def function_name(function: Any) -> str:
     """The name of the user's code in messages."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def users_function(function: Any) -> Any:
+    """The function that the user wrote, without the transforms and partials around it."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    inner = inner.func if isinstance(inner, functools.partial) else getattr(inner, "__func__", inner)
+    return inner if inner is function else users_function(inner)
 
 
 def is_plain(output: Any) -> bool:

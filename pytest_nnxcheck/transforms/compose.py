@@ -24,7 +24,7 @@ from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.transforms.custom import made_by
 from pytest_nnxcheck.transforms.layers import LENGTH, Plan, Program
-from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import Walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -35,7 +35,7 @@ class Blame:
     """The finding of a guard right after its layer: tracers of traces that have ended."""
 
     layer: Layer
-    leaks: tuple[Found, ...]
+    leaks: tuple[FoundTracer, ...]
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Guards:
         traces = [graph.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if graph.is_tracer(leaf)]
         return {graph.trace_key(trace): trace for trace in traces}
 
-    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> tuple[Found, ...]:
+    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> tuple[FoundTracer, ...]:
         """The tracers that belong to none of the traces that are alive."""
         return self.subject.tracers(state, self.earlier, lambda leak: trace_of(leak) not in alive)
 
@@ -86,17 +86,17 @@ class Guards:
             if before.get(path) is not after.get(path):
                 self.mutated.append((layer, self.subject.path(path)))
 
-    def left(self) -> tuple[Found, ...]:
+    def left(self) -> tuple[FoundTracer, ...]:
         """All that the guards found."""
         return tuple(leak for report in self.reports for leak in report.leaks)
 
-    def culprit(self, leak: Found) -> Layer | None:
+    def culprit(self, leak: FoundTracer) -> Layer | None:
         """The innermost layer that leaked this tracer, or one of its trace."""
         trace = trace_of(leak)
         return next((report.layer for report in self.reports if trace in map(trace_of, report.leaks)), None)
 
 
-def trace_of(leak: Found) -> tuple[int, int]:
+def trace_of(leak: FoundTracer) -> tuple[int, int]:
     return graph.trace_key(graph.trace_identity(leak.tracer))
 
 

@@ -16,9 +16,8 @@ from pytest_nnxcheck.compat.staging import StagedJit
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
-from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.profile import Profile, successors
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.subject.use_of_state import successors
 from pytest_nnxcheck.transforms.compose import donated_inputs, own_output, stack_inputs
 from pytest_nnxcheck.transforms.layers import LENGTH, on_mesh
 

@@ -209,3 +209,9 @@ def show(value: Any) -> str:
     except Exception:  # noqa: BLE001 - the user's code may raise anything
         text = f"<{type(value).__qualname__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def short(value: Any) -> str:
+    """A value in a message; an object that is no plain value, whose text may be an address, by its type alone."""
+    plain = value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple | list)
+    return f"{value!r:.60}" if plain else f"a {type(value).__name__}"

@@ -81,7 +81,7 @@ MOST_ITEMS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTracer:
     """One tracer and its holder."""
 
     path: str
@@ -126,7 +126,7 @@ class Visit:
         self.classes = classes
         self.most = MOST_OBJECTS if most is None else most
         # Nearest first, each once.
-        self.tracers: list[Found] = []
+        self.tracers: list[FoundTracer] = []
         # Arrays of jax and NumPy, with their paths.
         self.arrays: list[tuple[str, Any]] = []
         # Graph nodes and the user's classes of graph nodes, with their paths.
@@ -184,7 +184,7 @@ class Visit:
     def _open(self, value: Any, holder: str, name: Name) -> None:
         openers = self.classes.openers(value)
         if openers is None:
-            self.tracers.append(Found(str(name), value, holder, self.passing, name.keeper))
+            self.tracers.append(FoundTracer(str(name), value, holder, self.passing, name.keeper))
             return
         for opener in openers:
             try:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pytest_nnxcheck.walk.openers import openers_for
 from pytest_nnxcheck.walk.raw_access import MISSING
-from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, Found, Name, Visit
+from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, FoundTracer, Name, Visit
 
 T = TypeVar("T")
 CHANGED = Name("what changed")
@@ -76,8 +76,8 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
 
 
 def tracers_since(
-    earlier: Walk | None, roots: list[tuple[str, object]], matters: Callable[[Found], bool]
-) -> tuple[Found, ...]:
+    earlier: Walk | None, roots: list[tuple[str, object]], matters: Callable[[FoundTracer], bool]
+) -> tuple[FoundTracer, ...]:
     """Find the tracers that matter. A full walk is made only if there are some, or if an earlier walk cannot be continued."""
     later = None if earlier is None else earlier.since(roots)
     if later is not None and not any(map(matters, later.tracers)):

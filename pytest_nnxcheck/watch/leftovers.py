@@ -15,7 +15,6 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
-from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.walk.raw_access import class_dict, class_name, code_names, mro, top_package
@@ -220,6 +219,8 @@ def look(
 
 def _look(roots: tuple[Root, ...], left_out: tuple[object, ...], files: frozenset[str] | None) -> Look:
     from pytest_nnxcheck.compat import graph
+    from pytest_nnxcheck.compat.arrays import describe
+    from pytest_nnxcheck.subject.originals import leak
     from pytest_nnxcheck.walk.walk import walk
 
     seen = walk(roots, MOST_OBJECTS, left_out)
@@ -233,22 +234,13 @@ def _look(roots: tuple[Root, ...], left_out: tuple[object, ...], files: frozense
         kept = walk(others, MOST_OBJECTS, (*left_out, *own, *(value for _, value in roots))).tracers
         tracers += [leaked for leaked in kept if id(leaked.tracer) not in known]
     for leaked in tracers:
-        leak = Leak(
-            path=leaked.path,
-            holder=leaked.holder,
-            kind=graph.tracer_kind(leaked.tracer),
-            type=_type_of(leaked.tracer.aval),
-            line=graph.tracer_line(leaked.tracer),
-            layer="",
-            place=_place(leaked.path, kinds),
-            keeper=leaked.keeper,
-        )
-        leftovers.append((leaked.tracer, TracerLeft(leaked.path, leak=leak)))
+        found = TracerLeft(leaked.path, leak=leak(leaked, None, _place(leaked.path, kinds)))
+        leftovers.append((leaked.tracer, found))
     for path, node in seen.nodes:
         if graph.is_variable(node):
             value = graph.variable_value(node)
             if not graph.is_tracer(value) and graph.is_pinned(node):
-                type_ = f"{graph.variable_kind(node)} {_type_of(value)}"
+                type_ = f"{graph.variable_kind(node)} {describe(value)}"
                 leftovers.append((node, MadeInEndedTrace(path, type=type_)))
     return Look(tuple(leftovers), seen.complete)
 
@@ -263,12 +255,3 @@ def _place(path: str, nodes: Mapping[str, str]) -> str:
     if nodes[owner] == "variable":
         return "variable"
     return "module" if path[len(owner) :].count(".") <= 1 else "object"
-
-
-def _type_of(value: Any) -> str:
-    from pytest_nnxcheck.compat.arrays import describe
-
-    try:
-        return describe(value)
-    except AttributeError:  # a type of the user's own: such a tracer has a type of array only if that says so
-        return type(value).__name__

@@ -1,6 +1,6 @@
 """The programs that are compiled while a test runs: donated buffers that could not be reused, peaks over the budget, second copies of the state.
 
-`Programs` listens, and keeps nothing of a program but the report on it. Of donation JAX warns when it lowers a program, by types; the leaves are found
+`WatchedPrograms` listens, and keeps nothing of a program but the report on it. Of donation JAX warns when it lowers a program, by types; the leaves are found
 by their types. From jax 0.8 on it does not warn if an output has as many elements, whatever their size. `widened` finds the outputs that are wider,
 such as a float32 that got into a bfloat16 step. A narrower one, such as a quantized one, is meant: its buffer was donated to be freed. The warning
 goes on to pytest. A warning that the test expects (`pytest.warns`), turns into an error or ignores is not seen here.
@@ -144,7 +144,7 @@ class WastefulProgram:
     """The paths of the state that it hands back."""
 
 
-class Programs:
+class WatchedPrograms:
     """Listens for programs while tests run and fixtures are set up, and keeps those that hold too much until they are taken."""
 
     def __init__(self, budget: int | None) -> None:

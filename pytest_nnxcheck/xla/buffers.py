@@ -99,7 +99,7 @@ def _inside(inner: list[Frame], outer: list[Frame]) -> list[Frame]:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class MadeOf:
     """The parameters of the program that a value is made of."""
 
     parameters: frozenset[int]
@@ -111,7 +111,7 @@ class Origin:
     """The opcodes on the shortest way from a parameter, each once."""
 
 
-def origin(module: Module, position: Position) -> Origin:
+def origin(module: Module, position: Position) -> MadeOf:
     """Follow a value back through copies to the entry parameters. Loops end: no value is visited twice."""
     parameters: dict[int, Position] = {}
     copied, after, ahead = True, {position: position}, deque([position])
@@ -129,7 +129,7 @@ def origin(module: Module, position: Position) -> Origin:
                 ahead.append(source)
     copied = copied and all(_keeps(module, after, parameter) for parameter in parameters.values())
     operations = _operations(module, after, parameters[min(parameters)]) if copied and parameters else ()
-    return Origin(frozenset(parameters), copied, frozenset(after), operations)
+    return MadeOf(frozenset(parameters), copied, frozenset(after), operations)
 
 
 def _keeps(module: Module, values: Iterable[Position], parameter: Position) -> bool:
@@ -424,7 +424,7 @@ class _Reader:
         repeated = self.module.shape((instruction.operands[0], ()))
         return repeated.elements * FEWER <= self.module.shape(value).elements
 
-    def _named(self, value: Position, size: int, kind: str, origin_of: dict[Position, Origin]) -> Buffer:
+    def _named(self, value: Position, size: int, kind: str, origin_of: dict[Position, MadeOf]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
         parameters = self._copied(value, origin_of)
         maker, inserted = made(self.module, instruction)
@@ -442,7 +442,7 @@ class _Reader:
             inserted=inserted,
         )
 
-    def _copied(self, value: Position, origin_of: dict[Position, Origin]) -> tuple[int, ...]:
+    def _copied(self, value: Position, origin_of: dict[Position, MadeOf]) -> tuple[int, ...]:
         """The parameters that a value is a copy of, in their dtype; none if that is ambiguous."""
         here, shape = origin_of[value], self.module.shape(value)
         parameters = tuple(sorted(here.parameters))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from checking import has_references
 from flax import nnx
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.compat import flax_modes
 
 X = jnp.ones((4, 256))
 
@@ -34,7 +34,7 @@ class KeepsBoth(Stack):
         return x @ before.sum(0) + super().__call__(x)
 
 
-@pytest.mark.skipif(not flax_modes.takes_refs(), reason="this jax and flax take no models in references")
+@has_references
 @pytest.mark.parametrize("target", ["v5e", "h100"])
 def test_every_reference_keeps_its_buffer_there_and_is_held_once(target):
     settings = {"nesting": "jit", "target": target}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import Layer, Nesting
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS, layer_names, styles_of
 from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.runner import strategies
 
@@ -65,30 +65,12 @@ def test_what_jax_refuses_is_in_no_chain():
     assert not any(grad in chain[: chain.index(loop)] for chain in made if loop in chain)
 
 
-def test_one_layer_is_no_chain_and_no_layers_make_none():
-    assert list(strategies.cover_pairs(INNER, 0)) == list(strategies.cover_pairs(INNER, 1)) == []
-    assert (
-        list(strategies.cover_pairs([], 3))
-        == list(strategies.cover_layers([], 3))
-        == list(strategies.ordered_pairs([]))
-        == []
-    )
-
-
 @given(SUBSETS, st.integers(1, 4))
 def test_short_chains_hold_each_layer_once(layers, longest):
     made = list(strategies.cover_layers(layers, longest))
     assert [layer for chain in made for layer in chain] == layers
     assert all(0 < len(chain) <= longest for chain in made)
     assert not any(impossible(Nesting(chain)) for chain in made)
-
-
-@given(SUBSETS)
-def test_pairs_come_in_the_order_of_the_layers(layers):
-    made = list(strategies.ordered_pairs(layers))
-    assert {*made} == possible(layers)
-    assert len(made) == len({*made})
-    assert made == sorted(made, key=lambda pair: [layers.index(layer) for layer in pair])
 
 
 @given(st.lists(st.sampled_from(EVERY), max_size=4), st.sampled_from(["current", "tree"]))
@@ -105,12 +87,3 @@ def test_parts_are_what_is_left_of_a_nesting(layers, mode):
         assert not impossible(part)
     for layer in layers:
         assert Nesting((layer,), mode) in made
-
-
-def test_the_parts_of_a_chain():
-    texts = [str(part) for part in strategies.parts(Nesting.parse("jit > scan > remat"))]
-    assert texts == ["jit", "remat", "scan", "jit > remat", "jit > scan", "scan > remat", "jit > scan > remat"]
-    again = [str(part) for part in strategies.parts(Nesting.parse("tree: jit > scan[closure] > jit"))]
-    assert again[:3] == ["tree: jit", "tree: scan[closure]", "tree: jit > jit"]
-    assert again[-1] == "tree: jit > scan[closure] > jit"
-    assert STYLES.index("closure") > 0  # a plainer style comes first among as many layers

@@ -1,22 +1,23 @@
-"""The sweep and the strategy: what is run, what is never drawn, what a failure shrinks to."""
+"""The sweep and the draws: the nestings that a check runs, what is never drawn, what a failure shrinks to."""
 
 from itertools import pairwise, product
 
+import fake_engine
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
 
-from pytest_nnxcheck import Layer, Nesting
+from pytest_nnxcheck import Layer, Nesting, check
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
-from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.core.settings import DEFAULTS, merge
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 
 quiet = settings(database=None, derandomize=True, max_examples=2000, suppress_health_check=list(HealthCheck))
-unshrunk = settings(quiet, phases=[Phase.generate])
+every_layer = st.sampled_from(
+    [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
+)
 some = st.builds(
     merge,
     st.fixed_dictionaries(
@@ -27,9 +28,6 @@ some = st.builds(
         }
     ),
 )
-every_layer = st.sampled_from(
-    [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
-)
 known = st.builds(
     Exclusions,
     refused=st.frozensets(st.sampled_from(STYLES[2:])),
@@ -39,12 +37,24 @@ known = st.builds(
 )
 
 
-def texts(nestings):
-    return [str(nesting) for nesting in nestings]
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch):
+    """Verdicts by rule: a call takes no time."""
+    monkeypatch.setitem(fake_engine.sys.modules, "pytest_nnxcheck.engine.check_call", None)
+    fake_engine.install()
+
+
+def run(model=None, **settings):
+    """The nestings that a check runs, as text, in their order, without the un-nested call."""
+    report = check(model or fake_engine.Model(), 1, **{"max_examples": 0, **settings})
+    return [str(outcome.nesting) for outcome in report.outcomes[1:]]
+
+
+# --- the sweep
 
 
 def test_the_default_sweep():
-    swept = texts(strategies.sweep(DEFAULTS))
+    swept = run()
     assert len({*swept}) == len(swept)
     assert swept[:2] == ["eval_shape[closure]", "eval_shape[jax_closure]"]
     singles, chains = swept[: swept.index("jit > call_first")], swept[swept.index("jit > call_first") + 1 :]
@@ -58,7 +68,7 @@ def test_the_default_sweep():
 
 def test_each_sweep_has_what_the_smaller_ones_have():
     probes, singles, short, chains, pairs = (
-        texts(strategies.sweep(merge({"sweep": name}))) for name in ("probes", "singles", "short", "chains", "pairs")
+        run(sweep=name) for name in ("probes", "singles", "short", "chains", "pairs")
     )
     assert singles[: len(probes)] == probes
     assert chains[: len(singles) + 1] == [*singles, "jit > call_first"]
@@ -66,62 +76,66 @@ def test_each_sweep_has_what_the_smaller_ones_have():
     assert pairs == chains + [f"{outer} > {inner}" for outer in TRANSFORMS for inner in TRANSFORMS]
 
 
-FEW = {"transforms": ("jit", "scan"), "styles": ("argument",)}
-BOUNDED = [
-    ({**FEW, "sweep": "singles"}, ["jit", "scan"]),
-    ({**FEW, "max_depth": 1}, ["jit", "scan"]),
-    ({**FEW, "sweep": "probes", "styles": ("closure",)}, ["jit[closure]"]),
-    ({"styles": ("functional",), "transforms": ("scan",)}, ["scan[functional]"]),
-    ({"styles": ("functional",), "transforms": ("jit",)}, ["jit[functional]", "jit[functional] > call_first"]),
-    ({"transforms": ("call_first",)}, ["call_first"]),
-    (
-        {"transforms": ("scan", "call_first"), "styles": ("argument",), "sweep": "pairs"},
-        ["scan", "call_first", "scan > scan", "scan > call_first", "call_first > scan", "call_first > call_first"],
-    ),
-    (
-        {"transforms": ("while_loop", "grad"), "styles": ("argument",), "sweep": "pairs"},
-        ["while_loop", "grad", "while_loop > while_loop", "while_loop > grad"],
-    ),
-    ({"transforms": ("custom_vjp",), "styles": ("functional", "closure"), "max_depth": 1}, ["custom_vjp[functional]"]),
-]
+FEW = {"transforms": "jit,scan", "styles": "argument"}
 
 
-@pytest.mark.parametrize("given, expected", BOUNDED)
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({**FEW, "sweep": "singles"}, ["jit", "scan"]),
+        ({**FEW, "max_depth": 1}, ["jit", "scan"]),
+        ({**FEW, "sweep": "probes", "styles": "closure"}, ["jit[closure]"]),
+        ({"styles": "functional", "transforms": "scan"}, ["scan[functional]"]),
+        ({"styles": "functional", "transforms": "jit"}, ["jit[functional]", "jit[functional] > call_first"]),
+        ({"transforms": "call_first"}, ["call_first"]),
+        (
+            {"transforms": "scan,call_first", "styles": "argument", "sweep": "pairs"},
+            ["scan", "call_first", "scan > scan", "scan > call_first", "call_first > scan", "call_first > call_first"],
+        ),
+        (
+            {"transforms": "while_loop,grad", "styles": "argument", "sweep": "pairs"},
+            ["while_loop", "grad", "while_loop > while_loop", "while_loop > grad"],
+        ),
+        ({"transforms": "custom_vjp", "styles": "functional,closure", "max_depth": 1}, ["custom_vjp[functional]"]),
+        # An expected failure is named in a style that its layers have.
+        (
+            {"transforms": "jit,custom_vjp", "styles": "closure", "expected_failures": {"custom_vjp": "x"}},
+            ["jit[closure]"],
+        ),
+    ],
+)
 def test_sweep_follows_the_settings(given, expected):
-    assert texts(strategies.sweep(merge(given))) == expected
+    assert run(**given) == expected
 
 
 def test_chains_are_of_the_plainest_style_that_hands_the_state_over():
-    def chains(*styles):
-        return [text for text in texts(strategies.sweep(merge({"styles": styles}))) if " > " in text]
+    def chains(styles):
+        return [text for text in run(styles=styles) if " > " in text]
 
     as_argument, as_state = chains("argument"), chains("functional")
     assert as_state[1] == "jit[functional] > scan[functional] > scan[functional] > vmap[functional]"
-    assert chains("argument", "functional", "closure") == as_argument
-    assert chains("closure", "functional") == chains("functional", "closure") == as_state
-    assert chains("closure", "jax_closure") == []
-
-
-def test_an_expected_failure_is_named_in_a_style_that_its_layers_have():
-    known = {"expected_failures": (ExpectedFailure.parse("custom_vjp", "x"),)}
-    settings = merge({"styles": ("closure",), "transforms": ("jit", "custom_vjp"), **known})
-    assert texts(strategies.sweep(settings)) == ["jit[closure]"]
+    assert chains("argument,functional,closure") == as_argument
+    assert chains("closure,functional") == chains("functional,closure") == as_state
+    assert chains("closure,jax_closure") == []
 
 
 def test_an_expected_failure_may_be_as_deep_as_a_chain():
-    def is_swept(nesting):
-        known = (ExpectedFailure.parse(nesting, "x"),)
-        return nesting in texts(strategies.sweep(merge({"effort": "quick", "expected_failures": known})))
+    def is_run(nesting):
+        model = fake_engine.Model(memory=lambda run: str(run) == nesting)
+        return nesting in run(model, effort="quick", max_examples=0, expected_failures={nesting: "x"})
 
-    assert is_swept("jit > scan > scan > vmap")
-    assert not is_swept("jit > scan > scan > vmap > vmap")
+    assert is_run("jit > scan > scan > vmap")
+    assert not is_run("jit > scan > scan > vmap > vmap")
 
 
 def test_a_remat_under_grad_has_something_to_be_compared_with():
     for depth, wanted in ((1, False), (2, True), (3, True)):
-        swept = texts(strategies.sweep(merge({"transforms": ("jit", "remat", "grad"), "max_depth": depth})))
+        swept = run(transforms="jit,remat,grad", max_depth=depth)
         assert ("jit > grad" in swept, "jit > grad > remat" in swept) == (wanted, wanted)
-    assert not any("grad" in text for text in texts(strategies.sweep(DEFAULTS)))
+    assert not any("grad" in text for text in run())
+
+
+# --- the draws
 
 
 @given(some, known, st.data())
@@ -138,14 +152,6 @@ def test_what_is_drawn_can_work(chosen, exclusions, data):
         assert layer not in exclusions.unfit or layer.transform == "call_first"
         assert layer.style in styles_of(layer.transform)
     assert not impossible(nesting)
-
-
-def test_exclusions_are_asked_when_a_nesting_is_drawn():
-    asked = []
-    strategy = strategies.nestings(DEFAULTS, lambda mode: asked.append(1) or Exclusions(swept=1))
-    assert not asked
-    assert len(find(strategy, lambda nesting: True, settings=quiet)) == 2
-    assert asked
 
 
 @pytest.mark.parametrize(
@@ -167,30 +173,15 @@ def test_layers_that_cannot_work_become_functional(exclusions, text, made):
 
 def test_without_functional_they_capture_too_or_are_left_out():
     plain = merge({"styles": ("argument", "closure")})
-    assert (
-        str(strategies.workable(Nesting.parse("scan[closure] > jit"), plain, Exclusions()))
-        == "scan[closure] > jit[closure]"
-    )
+    made = strategies.workable(Nesting.parse("scan[closure] > jit"), plain, Exclusions())
+    assert str(made) == "scan[closure] > jit[closure]"
     assert str(strategies.workable(Nesting.parse("jit > scan"), plain, Exclusions(adds_state=True))) == "jit"
 
 
-def test_a_layer_that_no_style_makes_fit_is_left_out():
-    both = frozenset({Layer("shard_map"), Layer("shard_map", "functional")})
-    assert str(strategies.workable(Nesting.parse("jit > shard_map"), DEFAULTS, Exclusions(unfit=both))) == "jit"
-    alone = merge({"transforms": ("shard_map",), "styles": ("argument", "functional")})
-    drawn = strategies.nestings(alone, lambda mode: Exclusions(swept=1, unfit=both))
-    assert find(drawn, lambda nesting: True, settings=quiet) == Nesting()
-
-
 def test_every_further_layer_is_drawn():
-    strategy = strategies.nestings(merge({"transforms": ("jit", *FURTHER)}), lambda mode: Exclusions(swept=1))
-    missing = {Layer(transform, style) for transform in FURTHER for style in styles_of(transform)}
-
-    def drawn_at_last(nesting):
-        missing.difference_update(nesting.layers)
-        return not missing
-
-    find(strategy, drawn_at_last, settings=unshrunk)
+    drawn = run(transforms=",".join(("jit", *FURTHER)), max_examples=150)
+    layers = {str(layer) for text in drawn for layer in Nesting.parse(text).layers}
+    assert layers >= {str(Layer(transform, style)) for transform in FURTHER for style in styles_of(transform)}
 
 
 def subsequence(*words):
@@ -227,10 +218,12 @@ def test_shrinks_until_no_layer_can_go_and_no_style_be_plainer(rule):
     assert [str(other) for other in simpler(found) if len(other) > 1 and rule(other)] == []
 
 
-def test_nothing_is_drawn_where_every_style_is_refused():
-    closures = merge({"styles": ("closure",)})
-    refused = Exclusions(frozenset({"closure"}), swept=1)
-    assert find(strategies.nestings(closures, lambda mode: refused), lambda nesting: True, settings=quiet) == Nesting()
+def test_a_style_that_is_refused_is_drawn_no_more():
+    refused = fake_engine.Model(rejected=lambda nesting: any(layer.captures for layer in nesting.layers))
+    swept = run(refused, styles="argument,closure")
+    drawn = run(refused, styles="argument,closure", max_examples=30)[len(swept) :]
+    assert drawn
+    assert not any("[closure]" in text for text in drawn)
 
 
 @pytest.mark.slow
@@ -240,14 +233,5 @@ def test_every_mode_is_drawn_but_those_that_are_closed():
     drawn = strategies.nestings(three, known.get)
     assert str(find(drawn, lambda nesting: True, settings=quiet)) == "graph_no_updates: jit > jit"
     assert str(find(drawn, lambda nesting: nesting.mode == "tree", settings=quiet)) == "tree: jit > jit"
-    with pytest.raises(NoSuchExample):
-        find(drawn, lambda nesting: nesting.mode == "graph", settings=settings(quiet, max_examples=100))
     closed = strategies.nestings(three, lambda mode: Exclusions(closed=True))
     assert find(closed, lambda nesting: True, settings=quiet) == Nesting(mode="graph")
-
-
-def test_draws_any():
-    assert strategies.draws_any(DEFAULTS)
-    assert not strategies.draws_any(merge({"max_examples": 0}))
-    assert not strategies.draws_any(merge({"max_depth": 1}))
-    assert strategies.draws_any(merge({"max_depth": 1, "sweep": "probes"}))

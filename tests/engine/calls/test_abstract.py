@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
-from checking import broken, call, models, text
+from checking import Example, broken, call, models, text
 from flax import nnx
 from healthy import FLAX, HEALTHY, assign, numbers
 from leaky import LEAKY
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.engine.example import Example
 
 COMPILED = ["jit > scan", "jit[functional] > vmap[functional] > remat", "jit > call_first"]
 TRACED = ["while_loop > remat", "eval_shape > scan", "vmap[functional] > remat[functional] > jit"]

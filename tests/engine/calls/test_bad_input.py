@@ -7,13 +7,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import call
+from checking import Example, call
 from flax import nnx
 from healthy import rngs
 
 from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 
 X = jnp.ones((2, 4))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, flat, full, text
+from checking import Example, broken, call, flat, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
@@ -18,7 +18,7 @@ from pytest_nnxcheck.checks import check_call as checking_call
 from pytest_nnxcheck.checks.check_call import check_call
 from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.engine import ran
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.subject.profile import profile
 from pytest_nnxcheck.subject.subject import identifiers

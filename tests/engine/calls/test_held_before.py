@@ -10,12 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, flat, text
+from checking import broken, call, flat, near, text
 from flax import nnx
 from healthy import FLAX, rngs
 
 from pytest_nnxcheck import CheckError, check
-from pytest_nnxcheck.core.text import near
 
 X = jnp.ones((2, 4))
 KEEPS = {

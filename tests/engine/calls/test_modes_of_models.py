@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import bugs
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from checking import FEW, has_modes
 from counts import Counts
@@ -15,11 +12,7 @@ from flax import nnx
 from healthy import HEALTHY
 from wild_training import optimizer_of, step_on_squares
 
-from pytest_nnxcheck import CheckError, Nesting, assert_invariants, check
-from pytest_nnxcheck.compat import flax_modes, graph
-from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move, Observation
-from pytest_nnxcheck.core.notes import texts
-from pytest_nnxcheck.invariants.donation import lost_leaves, notes
+from pytest_nnxcheck import CheckError, assert_invariants, check
 
 ONES = jnp.ones((2, 4))
 
@@ -127,21 +120,6 @@ def test_the_current_mode_may_be_tree_mode_and_what_it_refuses_is_the_users_own_
     assert shared.modes == {"current": "failed"}
 
 
-@has_modes
-def test_copies_are_named_in_the_order_of_the_pytree():
-    """The fields of a namedtuple keep their order in tree mode, and are sorted in graph mode."""
-    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-    steps = optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()
-    optimizer = nnx.Optimizer(model, steps, wrt=nnx.Param)
-    in_order = {}
-    for mode in ("graph", "tree"):
-        with flax_modes.flax_mode(mode):
-            in_order[mode] = [path[1] for path in graph.flattened_paths(optimizer) if path[0] == "opt_state"]
-    fields = ["mini_step", "gradient_step", "inner_opt_state", "acc_grads"]
-    assert [name for name in dict.fromkeys(in_order["tree"]) if name in fields] == fields
-    assert [name for name in dict.fromkeys(in_order["graph"]) if name in fields] == sorted(fields)
-
-
 class Square(nnx.Module):
     """A kernel of the shape of the output, which takes its buffer where flax returns the output before the state."""
 
@@ -180,14 +158,3 @@ def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
     )
     (lost,) = check(NarrowedForNothing(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert [violation.invariant for violation in lost.violations] == ["donation"]
-
-
-def test_one_output_excuses_one_leaf():
-    def leaf(path, *pointers):
-        return Leaf(path, ArrayType("float32", (4,)), None, pointers)
-
-    moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
-    seen = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
-    assert texts(notes(seen)) == ("a came back in a new buffer: an output of the call took a donated one",)
-    assert [leaf.path for leaf in lost_leaves(seen)] == ["b", "c"]
-    assert notes(replace(seen, reused=frozenset({10, 11, 12}))) == ()

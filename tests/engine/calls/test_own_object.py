@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import flat
+from checking import flat, nnx_wrap
 from flax import nnx
 from healthy import assign, numbers, rngs
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import assert_invariants, check
-from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.runner import conclude, hypothesis_test
 from pytest_nnxcheck.runner.run import Run
@@ -64,7 +63,7 @@ def twice(model, x):
 
 
 def test_a_call_that_goes_by_identity_raises_for_a_copy():
-    kind, notes = raised(lambda: wrap(twice)(linear(), numbers((1, 2))))
+    kind, notes = raised(lambda: nnx_wrap(twice)(linear(), numbers((1, 2))))
     assert kind is TypeError
     assert IDENTITY in notes
 
@@ -73,14 +72,14 @@ def test_a_mark_in_the_model_goes_with_the_copy():
     def body():
         model = nnx.Linear(2, 2, rngs=rngs())
         model.doubled = True
-        wrap(lambda model, x: 2 * model(x) if model.doubled else {}[x])(model, numbers((1, 2)))
+        nnx_wrap(lambda model, x: 2 * model(x) if model.doubled else {}[x])(model, numbers((1, 2)))
 
     assert raised(body) == (None, "")
 
 
 def test_what_raises_with_any_object_has_no_row():
     def body():
-        wrap(lambda model, x: {}["nothing"])(linear(), numbers((1, 2)))
+        nnx_wrap(lambda model, x: {}["nothing"])(linear(), numbers((1, 2)))
 
     assert raised(body) == (KeyError, "")
 
@@ -108,7 +107,7 @@ def test_arrays_and_variables_have_an_identity_too(function):
     def body():
         model = linear()
         KNOWN.append(model.kernel)
-        wrap(function)(model, SHARED)
+        nnx_wrap(function)(model, SHARED)
 
     kind, notes = raised(body)
     assert kind is ValueError
@@ -117,7 +116,7 @@ def test_arrays_and_variables_have_an_identity_too(function):
 
 def test_an_array_of_numpy_is_none_of_jax():
     def body():
-        wrap(lambda model, x: model(x) if x.flags.owndata else x)(linear(), np.ones((1, 2), np.float32))
+        nnx_wrap(lambda model, x: model(x) if x.flags.owndata else x)(linear(), np.ones((1, 2), np.float32))
 
     kind, notes = raised(body)
     assert kind is AttributeError
@@ -154,16 +153,16 @@ class CountsInState(nnx.Module):
 
 
 def test_what_a_trace_leaves_behind_raises_afterwards():
-    kind, notes = raised(lambda: wrap(Counts())(numbers((1, 2))))
+    kind, notes = raised(lambda: nnx_wrap(Counts())(numbers((1, 2))))
     assert kind is jax.errors.UnexpectedTracerError
     assert TRACED in notes
     assert IDENTITY not in notes
-    assert raised(lambda: wrap(CountsInState())(numbers((1, 2)))) == (None, "")
+    assert raised(lambda: nnx_wrap(CountsInState())(numbers((1, 2)))) == (None, "")
 
 
 def test_in_an_object_that_outlives_the_body_it_raises_with_that_as_well():
     model = Counts()
-    kind, notes = raised(lambda: wrap(model)(numbers((1, 2))))
+    kind, notes = raised(lambda: nnx_wrap(model)(numbers((1, 2))))
     assert kind is jax.errors.UnexpectedTracerError
     assert "if the test passes without its marker" in notes
     assert PASSES not in notes
@@ -171,7 +170,7 @@ def test_in_an_object_that_outlives_the_body_it_raises_with_that_as_well():
 
 def test_an_output_comes_back_as_from_a_jit():
     """A Python number as an array: neither a copy nor a trace is at fault."""
-    kind, notes = raised(lambda: wrap(lambda model, x: 3.0)(linear(), numbers((1, 2))).is_integer())
+    kind, notes = raised(lambda: nnx_wrap(lambda model, x: 3.0)(linear(), numbers((1, 2))).is_integer())
     assert kind is AttributeError
     assert notes.endswith(f"{PASSES}unwrapped, and unchecked")
 
@@ -180,7 +179,7 @@ def test_a_body_with_arguments_of_its_own():
     @hypothesis.settings(database=None, derandomize=True)
     @hypothesis.given(st.integers(1, 3))
     def body(rows):
-        wrap(twice)(linear(), numbers((rows, 2)))
+        nnx_wrap(twice)(linear(), numbers((rows, 2)))
 
     kind, notes = raised(body, own_given=True)
     assert kind is TypeError
@@ -203,5 +202,5 @@ def test_what_the_own_object_donates_is_there_afterwards():
         return twice(model, x)
 
     before = np.array(model.kernel[...])
-    assert IDENTITY in raised(lambda: wrap(donates)(model, numbers((1, 2))))[1]
+    assert IDENTITY in raised(lambda: nnx_wrap(donates)(model, numbers((1, 2))))[1]
     np.testing.assert_array_equal(np.array(model.kernel[...]), before)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from checking import Example
 from flax import nnx
 from healthy import FLAX, numbers, rngs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.engine.example import Call, Example
+from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import is_small
 from pytest_nnxcheck.subject import profile
 from pytest_nnxcheck.subject.subject import bind

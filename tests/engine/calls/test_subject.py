@@ -11,16 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checking import call, full, text
+from checking import Example, call, full, nnx_wrap, text
 from flax import nnx
 from healthy import FLAX, node_list
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.subject.contents import graft
 from pytest_nnxcheck.subject.subject import Nodes, argument_names, bind, flatten_output, signature
 
@@ -141,7 +139,7 @@ class Trainer:
 @pytest.mark.slow
 def test_the_object_of_a_method_goes_by_the_users_name():
     mine = Trainer()
-    wrapped = wrap(mine.step)
+    wrapped = nnx_wrap(mine.step)
     assert wrapped.__owner__ == "mine"
     subject = bind(mine.step, (jnp.ones((1, 2)),), {}, wrapped.__owner__)
     assert subject.roots(subject.state)[0][0] == "mine.model"
@@ -150,14 +148,14 @@ def test_the_object_of_a_method_goes_by_the_users_name():
 
 def test_of_several_names_it_goes_by_that_of_the_function_and_without_one_by_what_it_is():
     local = MODULE_LEVEL
-    assert wrap(local.decode).__owner__ == "local"
+    assert nnx_wrap(local.decode).__owner__ == "local"
     del local
-    assert wrap(MODULE_LEVEL.decode).__owner__ == "MODULE_LEVEL"
-    assert wrap(functools.partial(MODULE_LEVEL.decode, 1)).__owner__ == "MODULE_LEVEL"
-    assert wrap(Stack().decode).__owner__ == ""
-    assert wrap(MODULE_LEVEL).__owner__ == "", "a module that is wrapped itself is the model"
-    wrapped = wrap(MODULE_LEVEL)
-    assert wrap(wrapped.decode).__owner__ == "wrapped"
+    assert nnx_wrap(MODULE_LEVEL.decode).__owner__ == "MODULE_LEVEL"
+    assert nnx_wrap(functools.partial(MODULE_LEVEL.decode, 1)).__owner__ == "MODULE_LEVEL"
+    assert nnx_wrap(Stack().decode).__owner__ == ""
+    assert nnx_wrap(MODULE_LEVEL).__owner__ == "", "a module that is wrapped itself is the model"
+    wrapped = nnx_wrap(MODULE_LEVEL)
+    assert nnx_wrap(wrapped.decode).__owner__ == "wrapped"
 
 
 class Inner(nnx.Module):
@@ -301,7 +299,7 @@ def test_what_cannot_be_compared_is_not_known_again():
 class Bound:
     def __init__(self, wrap):
         self.module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-        self.jitted = wrap(self.apply)
+        self.jitted = nnx_wrap(self.apply)
 
     def apply(self, x):
         return self.module(x)

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checking import nnx_wrap
 from flax import nnx
 from healthy import assign, numbers
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import register_transform
-from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine import observe
 from pytest_nnxcheck.engine.example import Call
@@ -74,7 +74,7 @@ def run_of_a_body_that(read):
     seen = []
 
     def body():
-        seen.append(read(wrap(Counts())(numbers((2, 4)))))
+        seen.append(read(nnx_wrap(Counts())(numbers((2, 4)))))
 
     made, error = run(body, sweep="singles", max_examples=0)
     assert error is None
@@ -122,7 +122,7 @@ def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
 def test_types_and_shapes_ask_for_no_values():
     def body():
         model = Counts()
-        y = wrap(model)(numbers((2, 4)))
+        y = nnx_wrap(model)(numbers((2, 4)))
         assert y.shape == (2, 4)
         assert y.dtype == jnp.float32
         assert isinstance(y, jax.Array)
@@ -142,7 +142,7 @@ def test_state_after_the_call_is_what_the_nesting_left():
 
     def body():
         model = Counts()
-        wrap(model)(numbers((2, 4)))
+        nnx_wrap(model)(numbers((2, 4)))
         counts.setdefault(float(model.count[...]), 0)
         counts[float(model.count[...])] += 1
 
@@ -157,7 +157,7 @@ def test_what_one_call_gives_another_takes():
 
     def body():
         model = Counts()
-        wrapped = wrap(model)
+        wrapped = nnx_wrap(model)
         y = wrapped(wrapped(numbers((2, 4))))
         assert y.shape == (2, 4)
         seen.append((float(model.count[...]), np.asarray(y)))
@@ -178,7 +178,7 @@ def test_a_transform_that_drops_an_update_fails_the_assertion(shortcuts):
 
     def body():
         model = Counts()
-        wrap(model)(numbers((2, 4)))
+        nnx_wrap(model)(numbers((2, 4)))
         assert float(model.count[...]) >= 3
 
     made, error = run(
@@ -200,7 +200,7 @@ def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
     def test(data):
         scale = data.draw(st.floats(1, 2, width=32))
         drawn.append(scale)
-        y = wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.full((2, 4), scale))
+        y = nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.full((2, 4), scale))
         assert float(abs(y).sum()) > 0
 
     settings = merge(parse_given({**STYLES, "max_examples": 4, "transforms": "remat,vmap,jit"}, str))
@@ -235,7 +235,7 @@ def test_the_un_nested_call_is_traced_too_where_no_value_is_read(shortcuts, oper
         return linear(x)
 
     few = {"transforms": "jit", "styles": "argument", "sweep": "singles", "max_examples": 0, "shortcuts": shortcuts}
-    made, error = run(lambda: wrap(model)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), numbers((2, 4))), **few)
+    made, error = run(lambda: nnx_wrap(model)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), numbers((2, 4))), **few)
     assert error is None
     assert [str(nesting) for nesting in made.outcomes] == ["un-nested", "jit"]
     assert next(eager) == (shortcuts == "off" or operations == 1)
@@ -247,7 +247,7 @@ def test_what_the_un_nested_call_puts_into_a_plain_object_is_there_also_where_it
 
     def body():
         keeps = Keeps()
-        wrap(keeps.update)(numbers((2, 4)))
+        nnx_wrap(keeps.update)(numbers((2, 4)))
         # No exception tells that a value is asked for: the array is the user's own, and not the one handed out.
         seen.append(bool(keeps.average.any()))
 
@@ -264,7 +264,7 @@ def test_a_callback_runs_under_every_nesting():
         jax.debug.callback(lambda value: next(calls), x.sum())
         return model(x)
 
-    made, error = run(lambda: wrap(with_callback)(Counts(), numbers((2, 4))), sweep="singles", max_examples=0)
+    made, error = run(lambda: nnx_wrap(with_callback)(Counts(), numbers((2, 4))), sweep="singles", max_examples=0)
     jax.effects_barrier()
     assert error is None
     assert next(calls) >= len(made.outcomes)
@@ -324,7 +324,7 @@ def test_reads_are_watched_for_beside_a_debugger_and_not_as_one():
     debuggers = []
 
     def body():
-        wrap(Counts())(numbers((2, 4)))
+        nnx_wrap(Counts())(numbers((2, 4)))
         debuggers.append(sys.monitoring.get_tool(sys.monitoring.DEBUGGER_ID))
 
     _, error = run(body, sweep="singles", max_examples=0)
@@ -338,7 +338,7 @@ def test_where_somebody_else_traces_values_are_computed_from_the_beginning():
 
     def body():
         try:
-            seen.append(float(wrap(Counts())(numbers((2, 4))).sum()))
+            seen.append(float(nnx_wrap(Counts())(numbers((2, 4))).sum()))
         except RuntimeError:
             seen.append(None)
 
@@ -353,7 +353,7 @@ def test_where_somebody_else_traces_values_are_computed_from_the_beginning():
 
 def test_the_watch_leaves_no_trace():
     before = sys.gettrace()
-    run(lambda: wrap(Counts())(numbers((2, 4))), sweep="singles", max_examples=0)
+    run(lambda: nnx_wrap(Counts())(numbers((2, 4))), sweep="singles", max_examples=0)
     assert sys.gettrace() is before
     if sys.version_info >= (3, 12):
         assert all(sys.monitoring.get_tool(number) != "pytest-nnxcheck" for number in range(6))

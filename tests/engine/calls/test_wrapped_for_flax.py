@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from checking import nnx_wrap
 from flax import nnx
 
 from pytest_nnxcheck import CheckError, Wrapped, check
-from pytest_nnxcheck.api import unwrap, wrap
+from pytest_nnxcheck.api import unwrap
 
 X = jnp.ones((2, 4))
 
@@ -56,19 +57,19 @@ USES = {
 def test_flax_and_jax_are_handed_the_module_itself(use):
     use(linear())
     with pytest.raises(CheckError, match=r"nnx_wrap\(Linear\) was handed to .* hand over the module itself, and wrap"):
-        use(wrap(linear()))
+        use(nnx_wrap(linear()))
 
 
 def test_an_attribute_of_a_module_is_no_wrapped_object():
     assert check(Block(linear()), X, nesting="jit").ok
     with pytest.raises(CheckError, match=r"nnx_wrap\(Linear\) was handed to"):
-        check(Block(wrap(linear())), X, nesting="jit")
+        check(Block(nnx_wrap(linear())), X, nesting="jit")
 
 
 def test_a_wrapped_object_called_inside_another_is_refused():
     inner = linear()
     assert check(lambda model, x: inner(model(x)), linear(), X, nesting="jit").ok
-    wrapped = wrap(inner)
+    wrapped = nnx_wrap(inner)
 
     def swallows(model, x):
         try:
@@ -91,7 +92,7 @@ def test_a_check_inside_of_a_checked_function_is_one_of_its_own():
 
 
 def test_isinstance_and_copies_take_it_for_the_module():
-    wrapped = wrap(linear())
+    wrapped = nnx_wrap(linear())
     assert isinstance(wrapped, nnx.Linear)
     for again in (copy.copy(wrapped), copy.deepcopy(wrapped)):
         assert type(again) is Wrapped

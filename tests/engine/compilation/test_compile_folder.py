@@ -26,10 +26,6 @@ def test_the_oldest_entries_go(tmp_path):
     assert entries(tmp_path) == ["a", "d"]
 
 
-def test_a_folder_that_is_gone_is_no_error(tmp_path):
-    cache.prune(tmp_path / "none", 0)
-
-
 @pytest.fixture
 def configured(pytester, inner_args):
     """The config of a run, which ends with the test."""

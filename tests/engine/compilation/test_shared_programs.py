@@ -5,14 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from checking import call
+from checking import Example, call
 from flax import nnx
 from healthy import assign
 
 from pytest_nnxcheck import Layer
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms
 from pytest_nnxcheck.core.catalogue import TRANSFORMS
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.runner import strategies
 
 X = jnp.ones((2, 4))

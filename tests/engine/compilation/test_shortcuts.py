@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import bugs
-import jax
 import pytest
 from flax import nnx
 from healthy import FLAX, HEALTHY, Case
@@ -15,7 +14,6 @@ from leaky import LEAKY
 from wild import WILD
 
 from pytest_nnxcheck import Outcome, check
-from pytest_nnxcheck.core.catalogue import FURTHER
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -98,26 +96,3 @@ def test_one_that_holds_and_one_that_does_not_say_the_same(name):
 @pytest.mark.parametrize("name", CORPUS)
 def test_every_subject_says_the_same(name):
     same_with_and_without(CORPUS[name])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", HEALTHY)
-def test_every_model_says_the_same_under_the_further_transforms(name):
-    same_with_and_without(HEALTHY[name], transforms=("jit", *FURTHER), sweep="chains", styles="argument,functional")
-
-
-@pytest.mark.full
-@pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
-@pytest.mark.parametrize("name", HEALTHY)
-def test_every_model_says_the_same_in_every_mode(name):
-    same_with_and_without(HEALTHY[name], modes="graph_no_updates,tree", sweep="singles", max_examples=0)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", HEALTHY)
-def test_every_model_says_the_same_without_values(name):
-    def make() -> Case:
-        case = HEALTHY[name]()
-        return Case(case.subject, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.args))
-
-    same_with_and_without(make, sweep="chains")

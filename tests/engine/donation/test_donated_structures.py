@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.facts import ArrayType, Leaf
 from pytest_nnxcheck.invariants.donation import without_successor
-from pytest_nnxcheck.subject.use_of_state import keys, new_values
+from pytest_nnxcheck.subject.profile import keys, new_values
 
 # No two types have as many bytes, nor has one of them as many in bfloat16: newer XLA would give away any buffer that fits.
 TYPES = [((3,), jnp.float32), ((5,), jnp.int32), ((7, 11), jnp.float32), ((), jnp.float32)]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from checking import call, some, takes_over, text
+from checking import call, near, some, takes_over, text
 from flax import nnx
 from healthy import FLAX, rngs
 from wild_training import TRAINING, Mlp, batch_of, functional_args, functional_step, loss_of, optimizer_of, step_of
@@ -14,7 +14,6 @@ from wild_training import TRAINING, Mlp, batch_of, functional_args, functional_s
 from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.notes import texts
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.subject.profile import profile

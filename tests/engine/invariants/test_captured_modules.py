@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import call, text
+from checking import call, near, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.notes import CapturedNode, captured_by
-from pytest_nnxcheck.core.text import near
 
 refused = pytest.mark.skipif(
     FLAX < (0, 10, 7), reason="flax before 0.10.7 lets a captured module be written, which leaves tracers"

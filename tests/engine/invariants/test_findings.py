@@ -7,10 +7,9 @@ import re
 
 import bugs
 import jax.numpy as jnp
-from checking import call, text
+from checking import Example, call, text
 from flax import nnx
 
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.invariants.donation import SharedBuffer
 
 

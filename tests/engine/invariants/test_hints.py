@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import retraced
-from checking import call, flat, slow, some, text
+from checking import call, flat, near, slow, some, text
 from cures import CUSTOM_RULES, OWN, Steps, Tied, remembers
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
@@ -23,7 +23,6 @@ from pytest_nnxcheck import Nesting, Outcome, Report, Violation, check, register
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import ValueAsked, captured_by
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.tracers import TracerLeft
 from pytest_nnxcheck.reporting import violations
 from pytest_nnxcheck.runner import conclude

@@ -7,12 +7,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, some, text
+from checking import broken, call, near, some, text
 from flax import nnx
 from healthy import WIDTH, node_list, numbers, rngs
 
 from pytest_nnxcheck.compat import frames
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants import recompilation
 
 INPUT = numbers((3, WIDTH))

@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import leaky
 import pytest
-from checking import call, text
+from checking import call, near, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
 
 from pytest_nnxcheck import Report, check
-from pytest_nnxcheck.core.text import near
 
 LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
 static_lists = pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 no list is static, and there is no nnx.data")

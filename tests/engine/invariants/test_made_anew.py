@@ -8,12 +8,12 @@ import itertools
 
 import optax
 import pytest
-from checking import call, some
+from checking import Example, call, some
 from flax import nnx
 from healthy import BATCH, HEALTHY, WIDTH, node_list, numbers, rngs
 
 from pytest_nnxcheck.core.notes import texts
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 
 NUMBERS = itertools.count()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import jax
 import pytest
-from checking import broken, call, flat, text
+from checking import Example, broken, call, flat, text
 from counts import Counts
 from flax import nnx
 from retraced import INPUT, MODELS, STRONG, Halves, Starts, Weighs
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.engine.example import Example
 
 NESTINGS = ["jit", "jit > remat", "jit > scan[functional]", "jit[functional] > vmap"]
 

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checking import broken, call, text
+from checking import broken, call, near, text
 from flax import nnx
 from healthy import FLAX, WIDTH, rngs
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.text import near
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, WIDTH))

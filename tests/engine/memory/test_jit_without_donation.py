@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from checking import some
+from checking import near, some
 from flax import nnx
 from healthy import assign, rngs
 from wild_training import apply_gradients, make_optimizer
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.text import near
 
 WIDTH = 256
 X = jnp.ones((2, WIDTH))

@@ -7,13 +7,12 @@ from pathlib import Path
 import bugs
 import jax.numpy as jnp
 import pytest
-from checking import broken, call
+from checking import broken, call, line, near
 from flax import nnx
 from healthy import FLAX, numbers
-from memory_evidence import KiB, line, rows, told
+from memory_evidence import KiB, rows, told
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import memory_breakdown
 
 # google/flax#4871: at least 95 % of the temporaries are the copy, and the user's scan line

@@ -17,14 +17,14 @@ from healthy import FLAX, HEALTHY, numbers, rngs
 from rewritten_leaves import CHANGES, REREADS, Codebook, KeyCache, Rereads
 
 from pytest_nnxcheck.watch import programs as watched
-from pytest_nnxcheck.watch.programs import Programs
+from pytest_nnxcheck.watch.programs import WatchedPrograms
 
 KIB = 1024
 pytestmark = pytest.mark.usefixtures("aliased_bytes", "optimized")
 
 
 def heard(act, budget=None):
-    programs = Programs(budget)
+    programs = WatchedPrograms(budget)
     with programs.of():
         act()
     assert programs.unread == ""
@@ -68,7 +68,7 @@ def test_a_cache_that_tells_no_aliased_bytes_is_not_believed(monkeypatch):
     from pytest_nnxcheck.compat.compile_cache import DIRECTORY, _set
 
     monkeypatch.setattr(jax, "__version_info__", (0, 5, 3))
-    programs = Programs(1)
+    programs = WatchedPrograms(1)
     with _set({DIRECTORY: "/somewhere"}), programs.of():
         programs._hear(None, None)
     assert "without their aliased bytes" in programs.unread
@@ -76,7 +76,7 @@ def test_a_cache_that_tells_no_aliased_bytes_is_not_believed(monkeypatch):
 
 
 def test_what_cannot_be_read_ends_no_test():
-    programs = Programs(1)
+    programs = WatchedPrograms(1)
     with programs.of():
         programs._hear(object(), None)
     assert programs.unread.startswith("AttributeError: ")
@@ -86,7 +86,7 @@ def test_nothing_is_heard_after_the_end_and_nothing_kept_alive():
     from jax._src import monitoring
 
     before = monitoring.get_event_duration_listeners()
-    programs = Programs(1)
+    programs = WatchedPrograms(1)
     with programs.of(), programs.of(fixture="inner"):
         step = jax.jit(lambda x: x + 2)
         step(jnp.ones(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from memory_evidence import line
+from checking import line
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.invariants.advice import waste

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from compiling import P, X, compile_, memory_of, stacked_again
+from compiling import P, X, compile_, stacked_again
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -101,13 +101,6 @@ def protos():
     return assignment, staging.serialized_hlo_module(real)
 
 
-def test_the_protos_alone_give_the_names(protos):
-    memory = read(compiled(*protos))
-    assert memory.named
-    assert memory.buffers == memory_of(stacked_again, P, X).buffers
-    assert memory.peak == 13 + memory.constants
-
-
 def test_without_the_protos_there_are_totals(protos):
     for each in (compiled(), compiled(b"", b""), compiled(protos[0]), compiled(None, protos[1])):
         memory = read(each)
@@ -155,13 +148,6 @@ def test_an_instruction_made_of_itself_ends(opcode):
     assert buffers.origin(module, (2, ())).parameters <= {3}
     assert module.operation(module.instructions[2]) == opcode
     assert buffers._defined(module, (2, ()))[0] == 2
-
-
-def test_a_chain_of_copies_ends_at_its_parameter():
-    chain = [instruction(n, "copy", operands=(n - 1,)) for n in range(2, 5000)]
-    module = module_of(instruction(1, "parameter", parameter=3), *chain, root=4999)
-    found = buffers.origin(module, (4999, ()))
-    assert (found.parameters, found.copied) == ({3}, True)
 
 
 @pytest.mark.parametrize(

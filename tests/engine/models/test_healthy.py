@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import pytest
-from checking import call, models, text
+from checking import Example, call, models, text
 from covering import ARRAY, LAYER_PAIRS, LAYERS, MODES, NAMES, PAIRS, REFUSED, STYLES, modes_of, pairs_of, takes, unfit
 from flax import nnx
 from healthy import FLAX, HEALTHY, numbers
@@ -13,7 +13,7 @@ from healthy import FLAX, HEALTHY, numbers
 from pytest_nnxcheck import Layer, Nesting, check
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import STYLES as ALL_STYLES
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 
 ALL = "tracers,memory,donation,recompilation,finite,parity"
 
@@ -82,7 +82,7 @@ def test_a_model_holds_or_is_rejected_under_the_defaults(model):
     """With the styles that capture the module, where that does not leak in truth (google/flax#4520)."""
     case = HEALTHY[model]()
     styles = ALL_STYLES[:2] if FLAX < (0, 11) else ALL_STYLES
-    report = check(case.subject, *case.args, styles=styles)
+    report = check(case.subject, *case.args, styles=styles, memory_advice="fail")
     assert report.ok, str(report)
     verdicts = [outcome.verdict for outcome in report.outcomes]
     assert set(verdicts) <= {"held", "rejected"}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import jax
 import pytest
-from checking import broken, call, flat, some, text
+from checking import Example, broken, call, flat, some, text
 from flax import nnx
 from healthy import FLAX, numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import Layer, check
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.compose import Guards
 

@@ -6,12 +6,11 @@ import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, full, some, text
+from checking import broken, call, full, near, some, text
 from flax import nnx
 from healthy import FLAX
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.text import near
 
 JAX = jax.__version_info__[:2]
 OLD_FLAX = FLAX < (0, 10, 7)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import call, text
+from checking import Example, call, text
 from flax import nnx
 from healthy import FLAX, WIDTH, assign, numbers, rngs
 from wild import SHARE, SUBJECTS, run
@@ -19,7 +19,7 @@ from pytest_nnxcheck import CheckError, Nesting, check
 from pytest_nnxcheck.checks.check_call import check_call
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.settings import merge
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

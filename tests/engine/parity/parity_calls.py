@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from checking import call
+from checking import Example, call
 from flax import nnx
 from healthy import FLAX, numbers
 
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 
 X = numbers((3, 8))
 XS = numbers((2, 3, 8))

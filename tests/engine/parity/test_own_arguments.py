@@ -6,12 +6,12 @@ import functools
 
 import jax.numpy as jnp
 import pytest
+from checking import nnx_wrap
 from flax import nnx
 from healthy import numbers
 from parity_calls import X, norm
 
 from pytest_nnxcheck import Nesting
-from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.subject.subject import bind, identity
@@ -35,7 +35,7 @@ def needs_memory(model, x):
 
 def body(function, name, value):
     setattr(Scale, name, value)
-    wrap(function)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), numbers((2, 4)))
+    nnx_wrap(function)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), numbers((2, 4)))
 
 
 @pytest.mark.parametrize(

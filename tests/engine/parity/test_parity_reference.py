@@ -82,7 +82,7 @@ def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
 
     found = parity(Noise(), numbers((64, WIDTH)), nesting="rounds")
     assert found.outcome.verdict == "held", text(found)
-    monkeypatch.setattr("pytest_nnxcheck.values.differences.TIMES", 0)
+    monkeypatch.setattr("pytest_nnxcheck.values.effects.TIMES", 0)
     assert "model.bias differs" in text(parity(Noise(), numbers((64, WIDTH)), nesting="rounds"))
 
 

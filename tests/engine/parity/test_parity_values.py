@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +13,7 @@ from parity_calls import TREE
 from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck.compat import graph, staging
-from pytest_nnxcheck.engine.comparison import may_be_fusion
 from pytest_nnxcheck.transforms import layers
-from pytest_nnxcheck.values.differences import Difference
 
 X = numbers((3, 4))
 KEPT = {
@@ -291,16 +287,6 @@ def test_a_kink_that_fused_operations_move_is_told_and_no_violation(nesting):
     outcome = call(gradient, Hinge(), numbers((8,)), nesting=nesting, invariants="parity").outcome
     assert outcome.verdict == "held"
     assert outcome.notes == (f"rounding decides output: {UNFUSED}",)
-
-
-@pytest.mark.parametrize(
-    "change, may",
-    [({}, True), ({"rounding": False}, False), ({"label": "dropped"}, False)],
-    ids=["floats or integers", "NaN", "a dropped update"],
-)
-def test_what_the_compiler_alone_may_decide(change, may):
-    difference = replace(Difference("y", label="differs", wrong=1, elements=2, rounding=True), **change)
-    assert may_be_fusion(difference) is may
 
 
 class Rotary(nnx.Module):

@@ -11,7 +11,7 @@ from references import needs_refs
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.core.peak import Copies
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
-from pytest_nnxcheck.watch.programs import Programs
+from pytest_nnxcheck.watch.programs import WatchedPrograms
 from pytest_nnxcheck.xla.buffers import split_of
 
 WIDTH, LAYERS = 256, 8
@@ -108,7 +108,7 @@ class Layers(nnx.Module):
 @pytest.mark.parametrize("jitted", [nnx.jit, jax.jit])
 def test_watch_mode_tells_of_a_scan_over_references_and_of_no_loop_that_indexes(jitted):
     def watched(loop):
-        model, programs = Layers(loop), Programs(None)
+        model, programs = Layers(loop), WatchedPrograms(None)
         with programs.of():
             jitted(lambda model, x: model(x))(model, jnp.ones((4, WIDTH)))
         assert programs.unread == ""

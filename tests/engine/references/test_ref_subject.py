@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import text
+from checking import Example, text
 from flax import nnx
 from healthy import numbers, rngs
 from references import call, in_refs, needs_refs
 
 from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat.arrays import value_of
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 from pytest_nnxcheck.walk import openers
 from pytest_nnxcheck.walk.walk import walk
 

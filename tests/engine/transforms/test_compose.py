@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import FURTHER_SINGLES, SINGLES, call, text
+from checking import FURTHER_SINGLES, SINGLES, Example, call, text
 from flax import nnx
 from healthy import assign, numbers
 from hypothesis import given
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.subject.profile import Output, Profile, Training
 from pytest_nnxcheck.transforms.bound import factor
 from pytest_nnxcheck.transforms.compose import output_shapes, primal, stack_inputs, un_nest

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import call, flat, text
+from checking import Example, call, flat, near, text
 from cures import in_checkpoint
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
@@ -19,9 +19,8 @@ from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.core.notes import MergedVariables
 from pytest_nnxcheck.core.settings import Settings, merge
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine import causes
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 from pytest_nnxcheck.runner import conclude, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 from pytest_nnxcheck.subject.subject import bind

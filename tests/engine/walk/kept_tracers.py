@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from pytest_nnxcheck.walk.walk import walk
+from pytest_nnxcheck.walk.walk import Walk, walk
 
 X = jnp.ones((2, 3))
 STATIC = tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12)
@@ -43,6 +43,11 @@ class Box:
 
 def jit_call(model: Any, x: Any = X) -> Any:
     return nnx.jit(lambda model, x: model(x))(model, x)
+
+
+def look(*roots: tuple[str, object], **how: Any) -> Walk:
+    """Everything that the roots lead to."""
+    return walk(roots, **how)
 
 
 def found_in(*roots: tuple[str, object]) -> list[tuple[str, str]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 import pytest
-from checking import call, flat, text
+from checking import Example, call, flat, text
 from flax import nnx
 from healthy import BATCH, WIDTH, numbers, rngs
 
 from pytest_nnxcheck import CheckError, check
-from pytest_nnxcheck.engine.example import Example, Memo
+from pytest_nnxcheck.engine.example import Memo
 
 
 def key_stream() -> Iterator[Any]:

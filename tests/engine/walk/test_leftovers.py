@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import warnings
 import weakref
 from typing import Any
 
@@ -13,13 +12,18 @@ import jax.numpy as jnp
 import pytest
 from checking import models, some
 from flax import nnx
-from healthy import FLAX, HEALTHY, rngs
+from healthy import FLAX, HEALTHY
 from leaky import LEAKY
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace
-from pytest_nnxcheck.watch import programs
-from pytest_nnxcheck.watch.leftovers import Reported, look
+from pytest_nnxcheck.watch import leftovers, programs
+from pytest_nnxcheck.watch.leftovers import Reported
+
+
+def left(*roots: tuple[str, object], **how: Any) -> leftovers.Look:
+    """What is left in the objects that the roots lead to."""
+    return leftovers.look(roots, **how)
 
 
 def jitted(case) -> None:
@@ -36,10 +40,10 @@ def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
     twins = LEAKY[name]
     healthy = twins.healthy()
     jitted(healthy)
-    assert look([("model", healthy.subject)]).leftovers == ()
+    assert left(("model", healthy.subject)).leftovers == ()
     leaky = twins.leaky()
     jitted(leaky)
-    paths = [leftover.path for _, leftover in look([("model", leaky.subject)]).leftovers]
+    paths = [leftover.path for _, leftover in left(("model", leaky.subject)).leftovers]
     if twins.since <= FLAX or paths:
         assert any(twins.path in path for path in paths), paths
     twins.leaky()  # clears what lives outside of the module
@@ -50,7 +54,7 @@ def test_a_healthy_model_leaves_nothing_behind(name):
     case = HEALTHY[name]()
     case()
     jitted(case)
-    seen = look([("model", case.subject), ("args", case.args), ("list", [case.subject])])
+    seen = left(("model", case.subject), ("args", case.args), ("list", [case.subject]))
     assert (seen.leftovers, seen.complete) == ((), True)
 
 
@@ -67,7 +71,7 @@ def made_inside() -> list[nnx.Param]:
 
 
 def test_a_variable_of_an_ended_trace_is_found_with_and_without_a_tracer_in_it():
-    (_, tracer), *others = look([("kept", made_inside())]).leftovers
+    (_, tracer), *others = left(("kept", made_inside())).leftovers
     leak = tracer.leak
     assert (leak.path, leak.holder, leak.kind, leak.type) == ("kept[0]", "Param", "DynamicJaxprTracer", "float32[3]")
     assert "test_leftovers.py:" in leak.line
@@ -84,27 +88,27 @@ def test_what_a_variable_holds_is_no_plain_value():
         return x
 
     f(jnp.ones(3))
-    (_, leftover), *_ = look([("kept", kept)]).leftovers
+    (_, leftover), *_ = left(("kept", kept)).leftovers
     assert (leftover.path, leftover.leak.holder, leftover.leak.place) == ("kept[0]['total']", "dict", "variable")
 
 
 def test_what_a_transform_hands_out_is_no_variable_of_an_ended_trace():
     made = nnx.jit(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))()
     abstract = nnx.eval_shape(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-    assert look([("made", made), ("abstract", abstract)]).leftovers == ()
+    assert left(("made", made), ("abstract", abstract)).leftovers == ()
 
 
 def test_a_tracer_that_only_the_test_keeps_is_its_own_business():
     kept = []
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     nnx.jit(lambda model, x: kept.append(x))(model, jnp.ones((1, 2)))
-    assert look([("model", model), ("kept", kept)]).leftovers == ()
+    assert left(("model", model), ("kept", kept)).leftovers == ()
 
 
 @pytest.mark.slow
 def test_nothing_of_a_test_is_kept_alive():
     reported = Reported()
-    after = look([("kept", made_inside())])
+    after = left(("kept", made_inside()))
     tracer = weakref.ref(after.leftovers[0][0])
     assert reported.new(after)[0].path == "kept[0]"
     del after
@@ -116,50 +120,20 @@ def test_nothing_of_a_test_is_kept_alive():
 def test_garbage_is_collected_for_what_is_new_only(monkeypatch, was_reported):
     kept, reported, collections = made_inside(), Reported(), []
     if was_reported:
-        reported.new(look([("kept", kept)]))
+        reported.new(left(("kept", kept)))
     monkeypatch.setattr(gc, "collect", collections.append)
-    assert look([("kept", kept)], reported=reported).leftovers
+    assert left(("kept", kept), reported=reported).leftovers
     assert collections == ([] if was_reported else [2])
 
 
 def test_what_is_left_out_is_not_opened():
     kept = made_inside()
-    assert look([("kept", [kept])]).leftovers != ()
-    assert look([("kept", [kept])], left_out=(kept,)).leftovers == ()
+    assert left(("kept", [kept])).leftovers != ()
+    assert left(("kept", [kept]), left_out=(kept,)).leftovers == ()
 
 
 def test_data_without_end_is_looked_at_in_part():
-    assert not look([("data", [[number] for number in range(30_000)])]).complete
-
-
-class Two(nnx.Module):
-    def __init__(self):
-        self.a, self.b = nnx.Linear(4, 8, rngs=rngs()), nnx.Linear(8, 8, rngs=rngs())
-
-
-def totals(state):
-    return jax.tree.map(lambda array: array.sum(), state)
-
-
-def doubled(state):
-    return jax.tree.map(lambda array: array * 2, state)
-
-
-@pytest.mark.parametrize(
-    "step, unused",
-    [
-        (totals, {"float32[8]": (2, ("model.a.bias", "model.b.bias")), "float32[4,8]": (1, ("model.a.kernel",)), "float32[8,8]": (1, ("model.b.kernel",))}),
-        (doubled, {}),
-    ],
-)  # fmt: skip
-def test_donated_leaves_that_jax_could_not_use_are_named(step, unused):
-    model = Two()
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        with programs.noted() as seen:
-            jax.jit(step, donate_argnums=0)(nnx.state(model))
-    assert {buffers.type: (buffers.count, buffers.leaves) for buffers in seen} == unused
-    assert all("test_leftovers.py:" in buffers.line and buffers.line.endswith("named)") for buffers in seen)
+    assert not left(("data", [[number] for number in range(30_000)])).complete
 
 
 def cast(*dtypes: str) -> Any:

@@ -8,15 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import broken, call, near, text
 from flax import nnx
 from healthy import BATCH, numbers
-from kept_tracers import tracer_of
+from kept_tracers import look, tracer_of
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.subject.subject import bind
-from pytest_nnxcheck.walk.walk import walk
 
 
 class KerasVariable:
@@ -75,7 +73,7 @@ class Noise(nnx.Module):
 @pytest.mark.parametrize("state", STATES)
 def test_a_tracer_in_the_state_of_a_librarys_object_is_found(state, holder):
     model = Noise(holder, STATES[state], count=True)
-    places = walk([("model", model)]).places
+    places = look(("model", model)).places
     leaky = call(model, numbers(BATCH), nesting="jit")
     assert broken(leaky) == ["tracers"]
     assert f"tracers remain in model.seed{holder}.state" in text(leaky)
@@ -104,8 +102,8 @@ def test_an_argument_of_a_library_is_opened_as_one_of_the_users_own(state):
 def test_what_holds_no_state_stays_closed():
     """A cache of a library may hold tracers by keys that nobody else has, and a layer is linked with thousands of objects."""
     cache = SeedGenerator(None, graph={"key": tracer_of(jax.jit)})
-    assert not walk([("cache", cache)]).tracers
+    assert not look(("cache", cache)).tracers
     linked = SeedGenerator(
         jnp.zeros(2), graph=[SeedGenerator(None, graph=[object() for _ in range(99)]) for _ in range(99)]
     )
-    assert len(walk([("seed", linked)]).seen) < 200
+    assert len(look(("seed", linked)).seen) < 200

@@ -17,14 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import call
+from checking import Example, call
 from flax import nnx
 from healthy import rngs
-from kept_tracers import tracer_of
+from kept_tracers import look, tracer_of
 
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.walk import visit
-from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk
+from pytest_nnxcheck.walk.walk import Walk, tracers_since
 
 Kept = tuple[Any, Callable[[Any], object]]
 """An object, and what puts a value where it holds it."""
@@ -41,8 +40,9 @@ def met(found: Walk | None) -> list[int]:
     return [id(leak.tracer) for leak in found.tracers]
 
 
-def everything(_: object) -> bool:
-    return True
+def since(earlier: Walk, roots: list[tuple[str, object]], matters: Callable[[Any], bool] = bool) -> list[Any]:
+    """The tracers that matter, which are there since an earlier walk."""
+    return [*tracers_since(earlier, roots, matters)]
 
 
 def takes_from(box: Any) -> Iterator[None]:
@@ -115,11 +115,11 @@ FLEETING = (generator, exception, raised, traceback, iterator, cycle)
 def test_what_changes_without_a_place_that_tells_is_opened_anew(kind: Callable[[], Kept]) -> None:
     root, put = kind()
     box = SimpleNamespace(holds=root)
-    earlier = walk([("box", box)])
+    earlier = look(("box", box))
     assert met(earlier.since([("box", box)])) == []
     tracer = tracer_of(jax.jit)
     put(tracer)
-    assert met(walk([("box", box)])) == [id(tracer)]
+    assert met(look(("box", box))) == [id(tracer)]
     assert met(earlier.since([("box", box)])) == [id(tracer)]
 
 
@@ -248,19 +248,19 @@ def test_parts_that_are_replaced_are_looked_through(kind: Callable[[], Kept], mo
     monkeypatch.setitem(globals(), "THERE", None)
     root, put = kind()
     roots = [("root", [root])]
-    earlier = walk(roots)
+    earlier = look(*roots)
     assert not earlier.tracers
-    assert not tracers_since(earlier, roots, everything)
+    assert not since(earlier, roots)
     tracer = tracer_of(jax.jit)
     put(tracer)
-    assert [leak.tracer is tracer for leak in walk(roots).tracers] == [True]
-    assert [leak.tracer is tracer for leak in tracers_since(earlier, roots, everything)] == [True]
+    assert [leak.tracer is tracer for leak in look(*roots).tracers] == [True]
+    assert [leak.tracer is tracer for leak in since(earlier, roots)] == [True]
 
 
 def test_nothing_is_told_after_a_walk_that_found_something_or_ended_early() -> None:
-    assert walk([("tracer", tracer_of(jax.jit))]).since([]) is None
-    assert walk([("list", [[], [], []])], most=1).since([]) is None
-    assert walk([("list", [])]).since([]) is not None
+    assert look(("tracer", tracer_of(jax.jit))).since([]) is None
+    assert look(("list", [[], [], []]), most=1).since([]) is None
+    assert look(("list", [])).since([]) is not None
 
 
 def test_a_module_that_was_imported_since_is_looked_through(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,18 +274,18 @@ def test_a_module_that_was_imported_since_is_looked_through(tmp_path: Any, monke
     names: dict[str, Any] = {"__name__": "user"}
     exec(textwrap.dedent(source), names)  # a function whose globals are its own
     roots = [("keeps", names["keeps"])]
-    earlier = walk(roots)
+    earlier = look(*roots)
     names["keeps"](tracer_of(jax.jit))
     assert earlier.since(roots) is None
-    assert [leak.path for leak in tracers_since(earlier, roots, everything)] == ["late_house.KEPT[0]"]
+    assert [leak.path for leak in since(earlier, roots)] == ["late_house.KEPT[0]"]
 
 
 def test_the_tracers_that_matter_are_named_as_a_whole_walk_names_them() -> None:
     model = SimpleNamespace(last=None)
-    earlier = walk([("model", model)])
+    earlier = look(("model", model))
     model.last = tracer_of(jax.jit)
-    assert [leak.path for leak in tracers_since(earlier, [("model", model)], everything)] == ["model.last"]
-    assert tracers_since(earlier, [("model", model)], lambda _: False) == ()
+    assert [leak.path for leak in since(earlier, [("model", model)])] == ["model.last"]
+    assert since(earlier, [("model", model)], lambda _: False) == []
 
 
 X = jnp.ones((3, 4))

@@ -6,16 +6,15 @@ import re
 
 import hypothesis
 import pytest
+from checking import Example, nnx_wrap
 from fake_engine import RUNS, Model, has
 from flax import nnx
 from hypothesis import strategies as st
 
 import pytest_nnxcheck
 from pytest_nnxcheck import CheckError, InvariantViolation, TracerResidue, Wrapped, assert_invariants, check
-from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted, NestingFinished, NestingStarted
 from pytest_nnxcheck.core.settings import DEFAULTS
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.runner import hypothesis_test
 from pytest_nnxcheck.runner.run import Run
 
@@ -124,14 +123,14 @@ def test_keyword_arguments_of_the_subject():
 
 def test_a_wrapped_object_is_the_subject_in_all_but_the_call():
     module = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    wrapped = wrap(module)
+    wrapped = nnx_wrap(module)
     assert wrapped.kernel is module.kernel
     assert wrapped.out_features == 3
     wrapped.out_features = 4
     assert module.out_features == 4
     assert inspect.signature(wrapped) == inspect.signature(module)
     assert repr(wrapped) == "nnx_wrap(Linear)"
-    assert wrap(wrapped).__wrapped__ is module
+    assert nnx_wrap(wrapped).__wrapped__ is module
     del wrapped.out_features
     assert not hasattr(module, "out_features")
     again = copy.copy(wrapped)
@@ -145,7 +144,7 @@ def test_a_wrapped_function_keeps_its_name_and_its_text():
     def train_step(model, batch):
         """One step."""
 
-    wrapped = wrap(train_step)
+    wrapped = nnx_wrap(train_step)
     assert (wrapped.__name__, wrapped.__doc__) == ("train_step", "One step.")
     assert list(inspect.signature(wrapped).parameters) == ["model", "batch"]
     assert isinstance(wrapped, Wrapped)
@@ -153,7 +152,7 @@ def test_a_wrapped_function_keeps_its_name_and_its_text():
 
 def test_a_wrapped_object_called_outside_of_a_test_says_what_to_do():
     with pytest.raises(CheckError, match="called outside of a test with @pytest.mark.nnx_invariants"):
-        wrap(Model())(1)
+        nnx_wrap(Model())(1)
 
 
 def test_a_wrapped_argument_is_unwrapped():
@@ -163,7 +162,7 @@ def test_a_wrapped_argument_is_unwrapped():
         assert model is inner
         return x
 
-    assert check(step, wrap(inner), 1, sweep="probes").ok
+    assert check(step, nnx_wrap(inner), 1, sweep="probes").ok
 
 
 def test_check_inside_a_test_of_hypothesis():
@@ -202,14 +201,14 @@ def test_known_causes_are_told_even_un_nested():
 def test_every_execution_of_the_body_is_an_example_of_its_own_which_ends(monkeypatch):
     ended = []
     monkeypatch.setattr(Example, "__exit__", lambda example, *_: ended.append(example))
-    run = run_of(wrap(Model()))
+    run = run_of(nnx_wrap(Model()))
     assert len({id(example) for example in ended}) == len(ended) == len(RUNS)
     assert all(example.memo is run.memo for example in ended)
 
 
 def test_listeners_hear_of_every_nesting_and_of_its_body():
     heard = []
-    run = run_of(wrap(Model()), heard.append)
+    run = run_of(nnx_wrap(Model()), heard.append)
     assert [type(event) for event in heard] == [NestingStarted, BodyStarted, BodyFinished, NestingFinished] * len(RUNS)
     assert [str(event.nesting) for event in heard[::4]] == RUNS
     assert [event.outcome for event in heard[3::4]] == list(run.outcomes.values())

@@ -4,10 +4,10 @@ import random
 
 import hypothesis
 import pytest
+from checking import nnx_wrap
 from fake_engine import Model
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.runner import conclude, hypothesis_test
 from pytest_nnxcheck.runner.run import Run
@@ -25,7 +25,7 @@ def problem_where(skips):
     def body():
         runs.append(len(runs))
         if runs[-1] not in skips:
-            wrap(Model())(3)
+            nnx_wrap(Model())(3)
 
     run = Run(QUICK)
     hypothesis_test.build(body, run, ())()

@@ -4,13 +4,12 @@ import re
 
 import jax.numpy as jnp
 import pytest
-from checking import flat
+from checking import flat, nnx_wrap
 from fake_engine import Model, has
 from flax import nnx
 from healthy import FLAX
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, merge
 from pytest_nnxcheck.reporting import records, report
 from pytest_nnxcheck.runner import hypothesis_test, strategies
@@ -265,7 +264,7 @@ def test_a_call_that_adds_state_is_noted_before_the_mode_that_its_body_closes():
 
     def body():
         per_kind = nnx.StateAxes({...: None})  # no input axes in tree mode
-        y = wrap(Sows())(jnp.ones((2, 3)))
+        y = nnx_wrap(Sows())(jnp.ones((2, 3)))
         nnx.vmap(lambda model, x: x, in_axes=(per_kind, 0))(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), y)
 
     settings = merge({"modes": ("tree",), "transforms": ("jit", "scan")})

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, text
+from checking import Example, broken, call, text
 from flax import nnx
 from healthy import assign
 from jax.sharding import Mesh, NamedSharding
@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.paste.program import zeros
 
 DEVICES = 8

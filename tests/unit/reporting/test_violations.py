@@ -20,7 +20,7 @@ from pytest_nnxcheck.invariants.parity import ValueDiffers
 from pytest_nnxcheck.invariants.tracers import StateTouched, TracerLeft, asks_to_hand_on
 from pytest_nnxcheck.reporting import left_out, tally
 from pytest_nnxcheck.reporting.violations import worded
-from pytest_nnxcheck.values.differences import Difference
+from pytest_nnxcheck.values.effects import Difference
 
 KIB = 1024
 FLOAT = ArrayType("float32", (4, 64))
