@@ -130,7 +130,10 @@ class Programs:
     def _write(self, call: Call, path: Path | None, outcome: Outcome | None = None) -> str:
         """Write the program of a call, into a file if there are files."""
         self._drafted = True
-        text = compose(call, self._earlier, self.usage_of(self._body), self.test, self._shown(path), outcome)
+        others = f"< {self._earlier}" * bool(self._earlier)
+        if outcome is not None:
+            others = f"not in range({self._earlier}, {self._earlier + self._alike + 1})"
+        text = compose(call, others, self.usage_of(self._body), self.test, self._shown(path), outcome)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text.encode("utf-8", "backslashreplace"))

@@ -60,11 +60,14 @@ SOURCES = (looks, layers, subject, abstract_arrays, flax_modes, graph)
 """The modules of ours whose functions the lines of a program call."""
 
 
-def compose(call: Call, earlier: int, usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
-    """The whole program of a call that a test makes after ``earlier`` ones, which held; it looks for the outcome, where that is known. Raises `NoSource`."""
+def compose(call: Call, others: str, usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
+    """The whole program of a call of a test; it looks for the outcome, where that is known. Raises `NoSource`.
+
+    Calls of the test whose number is ``others``, such as ``< 2``, are made without the nesting.
+    """
     look = looks_of(outcome, call) if outcome is not None else Looks()
     copied = usage.slice
-    texts = wrapped_text(call, copied, look, earlier)
+    texts = wrapped_text(call, copied, look, others)
     names = globals_in(texts)
     for module in SOURCES:
         copied.take(module, sorted(names))
@@ -194,7 +197,7 @@ def looks_of(outcome: Outcome, call: Call) -> Looks:
 # --- the call
 
 
-def wrapped_text(call: Call, copied: Slice, look: Looks, earlier: int = 0) -> str:
+def wrapped_text(call: Call, copied: Slice, look: Looks, others: str = "") -> str:
     """Write the function that the test gets in the place of ``nnx_wrap``: it takes a call apart, runs it under the layers, and looks. What that needs is copied."""
     nested, output, abstract = "program", "output", call.subject.abstract
     for index in reversed(range(len(call.nesting.layers))):
@@ -222,12 +225,12 @@ def wrapped_text(call: Call, copied: Slice, look: Looks, earlier: int = 0) -> st
     else:
         # The call alone makes the rest of its output. The nesting ran on a copy of the state, so that it still is as it was.
         lines.append(f"return {output}" if abstract else f"return {call.function}(*args, **kwargs)")
-    if earlier:
-        # They held, so that they do under the layers what they do without.
+    if others:
+        # Those before held, so that they do under the layers what they do without.
         made = "abstractly(subject, *args, **kwargs)" if abstract else "subject(*args, **kwargs)"
-        lines[:0] = [f"if next(CALLS) < {earlier}:\n    return {made}"]
+        lines[:0] = [f"if next(CALLS) {others}:\n    return {made}"]
     body = textwrap.indent("\n".join(lines), " " * 8)
-    count = "CALLS = itertools.count()\n\n" if earlier else ""
+    count = "CALLS = itertools.count()\n\n" if others else ""
     return f"{count}def nnx_wrap(subject):\n    def wrapped(*args, **kwargs):\n{body}\n    return wrapped"
 
 
