@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Layer, Nesting
     from pytest_nnxcheck.core.outcome import Breach, Outcome, Violation
     from pytest_nnxcheck.extension import Invariant, register_invariant
-    from pytest_nnxcheck.plugin.known_failures import ExpectedFailuresWarning
+    from pytest_nnxcheck.plugin.baseline import ExpectedFailuresWarning
     from pytest_nnxcheck.reporting.report import Report
     from pytest_nnxcheck.transforms.custom import register_transform
 
@@ -61,7 +61,7 @@ _NAMES = {
     "core.nesting": ("Layer", "Nesting"),
     "core.outcome": ("Breach", "Outcome", "Violation"),
     "extension": ("Invariant", "register_invariant"),
-    "plugin.known_failures": ("ExpectedFailuresWarning",),
+    "plugin.baseline": ("ExpectedFailuresWarning",),
     "reporting.report": ("Report",),
     "transforms.custom": ("register_transform",),
 }

@@ -43,7 +43,7 @@ import pytest_nnxcheck
 from pytest_nnxcheck import api  # noqa: F401
 from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.paste import program  # noqa: F401
-from pytest_nnxcheck.plugin import hooks, worker_data  # noqa: F401
+from pytest_nnxcheck.plugin import gathered, hooks  # noqa: F401
 
 # A process that a test starts runs the package that the test imports, and no other that may be installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(

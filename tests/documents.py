@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,18 +11,19 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import Layer, Nesting, Outcome, Report, Violation
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.facts import Evidence, Leak, Lost
-from pytest_nnxcheck.core.peak import Buffer, Captured, PeakLine, Split
+from pytest_nnxcheck.core.peak import Buffer, Captured, OnTarget, PeakLine, Split
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.reporting import records
+from pytest_nnxcheck.reporting import records, report
+from pytest_nnxcheck.reporting.records import Document, Place, Record, RunRecord
 
-RUN = {
-    "started": "2026-01-02T03:04:05+00:00",
-    "seconds": 12.5,
-    "exit_status": 1,
-    "python": "3.13.0",
-    "platform": "Linux",
-    "packages": {"pytest-nnxcheck": "0.1.0", "jax": "0.12.0", "flax": "0.12.12"},
-}
+RUN = RunRecord(
+    "2026-01-02T03:04:05+00:00",
+    12.5,
+    1,
+    "3.13.0",
+    "Linux",
+    {"pytest-nnxcheck": "0.1.0", "jax": "0.12.0", "flax": "0.12.12"},
+)
 MIB = 1024 * 1024
 SPLIT = Split(arguments=2 * MIB, outputs=MIB, temporaries=3 * MIB, aliased=MIB, constants=24)
 EVIDENCE = Evidence(
@@ -65,23 +67,59 @@ BROKEN = (
 
 def ended(
     nodeid: str, outcomes: Iterable[Outcome] = HELD, *, end: str = "passed", not_run: int = 0, **more: Any
-) -> records.Records:
-    """The records of a test that pytest has seen end."""
-    found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid, argument=nodeid, not_run=not_run))
-    found["test"].update({"outcome": end, "place": {"file": nodeid.partition("::")[0], "line": 3}} | more)
-    return found
+) -> Record:
+    """The record of a test that pytest has seen end."""
+    found = report.record(Report(tuple(outcomes), Settings(), test_id=nodeid, argument=nodeid, not_run=not_run))
+    place = Place(nodeid.partition("::")[0], 3)
+    return replace(found, head=replace(found.head, **{"outcome": end, "place": place} | more))
 
 
-def document(*tests: records.Records) -> dict[str, Any]:
+def nested(record: Record, at: int = 0, **changed: Any) -> Record:
+    """The record with other values in one of its nestings."""
+    nestings = [*record.nestings]
+    nestings[at] = replace(nestings[at], **changed)
+    return replace(record, nestings=tuple(nestings))
+
+
+def document(*tests: Record) -> Document:
     return records.document(RUN, tests)
 
 
-def mixed() -> dict[str, Any]:
+def mixed() -> Document:
     """One test that fails, and one that passes."""
     return document(ended("test_model.py::test_broken", BROKEN, end="failed"), ended("test_model.py::test_holds"))
 
 
-def many(count: int) -> dict:
+ON_TARGETS = (
+    OnTarget("v5e", limit=16 * 2**30, peak=4 * 2**30, seconds=1.5),
+    OnTarget("h100", limit=60 * 2**30, fits=False, left_out="no compiler"),
+)
+
+
+def whole() -> Document:
+    """A run with all that a page may have: every verdict, modes, targets, notes and advice, a program, a test that was skipped."""
+    leak = Violation("tracers", "tracers remain in model.last", (("leaked", "model.last"),), "keep it")
+    broken = (*BROKEN, outcome("jit > remat", "violated", violations=(leak,), program="prog.py"))
+    on_targets = outcome("jit > scan", evidence=replace(EVIDENCE, targets=ON_TARGETS))
+    in_modes = [outcome("graph: jit"), outcome("tree: jit", "failed", reason="TypeError: <tree>")]
+    large = OnTarget("v5e", limit=16 * 2**30, fits=False, refused="RESOURCE_EXHAUSTED")
+    rows = (("un-nested", "peak 5.0 MiB under a plain jax.jit"), ("line", "model.py:7   3.0 MiB"))
+    more: dict[str, Any] = {"notes": ("scan left out: x",), "advice": ("write <less>",), "un_nested_peak": rows}
+    return records.document(
+        replace(RUN, project="<decoder>", commit="0123456789abcdef"),
+        [
+            nested(
+                ended("test_model.py::test_broken", broken, end="failed", not_run=12), -1, program_text="print('<b>')\n"
+            ),
+            ended("test_model.py::test_holds", [*HELD, on_targets], **more),
+            ended("test_model.py::test_large", [outcome("jit", evidence=replace(EVIDENCE, targets=(large,)))]),
+            ended("test_model.py::test_modes", in_modes, end="xfailed"),
+            ended("test_model.py::test_skipped", [], end="skipped", message="needs 8 devices"),
+        ],
+    )
+
+
+def many(count: int) -> Document:
     """One test with so many nestings, each with the buffers of a real program."""
     layers = [Layer(transform, style) for transform in (*TRANSFORMS, *FURTHER[:4]) for style in STYLES]
     triples = [Nesting((one, two, three)) for one in layers for two in layers for three in layers]

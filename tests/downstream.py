@@ -111,7 +111,7 @@ def healthy(runner: Runner) -> Step:
     runner.run(install)
     said, page = runner.run(test)
     has(said, "6 passed", "2 tests watched: nothing was left behind", "expected to fail", "nestings compared")
-    assert "not in peaks.jsonl" not in said, "other nestings are compiled than the baseline knows: write it anew"
+    assert "not in peaks.json" not in said, "other nestings are compiled than the baseline knows: write it anew"
     has(page, "## ✓ nnx invariants: ")
     for suffix in ("html", "json", "md"):
         assert (runner.project / f"report.{suffix}").stat().st_size > 0, f"no report.{suffix}"

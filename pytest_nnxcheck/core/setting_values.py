@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Parser = Callable[[str, object], Any]
 
-REPORTS = {".json": "records", ".html": "pages.html_page", ".md": "pages.markdown"}
+REPORTS = {".json": "records", ".html": "html_page", ".md": "markdown"}
 """The suffixes of a report, each with the file of `reporting` whose ``render`` makes its text."""
 
 UNITS = {

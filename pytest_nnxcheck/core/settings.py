@@ -215,7 +215,7 @@ class Settings:
     expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
-        "a TOML file of known failures: a table for each test, whose keys are invariants or nestings, and whose values are reasons; in the marker, such"
+        "a file of known failures: a report, or TOML with a table for each test, whose keys are invariants or nestings, and whose values are reasons; in the marker, such"
         " a table as a dict; a test fails if a known failure no longer happens",
         "expected_failures.md",
     )

@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -191,12 +191,3 @@ def lay_out(head: str, test_id: str, rows: Iterable[Row]) -> str:
     """A message: its first line, the test, and its rows."""
     test = [("test", test_id)] if test_id else []
     return "\n".join([head, *(row(*each) for each in (*test, *rows))])
-
-
-def labelled(lines: Iterable[str]) -> Iterator[str]:
-    """For each line of a message, from its second on, the label of its row."""
-    label = ""
-    for line in lines:
-        if line[:LABEL].strip():
-            label = line[2:].partition("  ")[0] if line[LABEL - 2 : LABEL].isspace() else line.split()[0]
-        yield label

@@ -1,37 +1,37 @@
-"""The memory baseline of a run: hooks that measure every test, compare it with the file, and at the end say what is stale and write the file.
+"""The files that a suite commits: its memory baseline and its expected failures. Hooks compare every test, and at the end say what is stale, and write.
 
-Like `hooks`, this imports pytest and light modules only. What is compared and written is decided by pure functions in `reporting`. Tests are compared
-where they run; their results cross to the controller of xdist with their reports, and only the controller writes.
+Registered as plugins of pytest where a run names such a file. Like `hooks`, this imports pytest and light modules only. What is compared and written is
+decided by pure functions in `reporting`. Tests are compared where they run, and only the controller of xdist writes.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import shlex
-from collections.abc import Generator, Iterator
-from dataclasses import asdict, astuple, replace
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_nnxcheck import atomic_file, devices
-from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import NestingFinished
-from pytest_nnxcheck.core.settings import MARKER, TABLE, flag
-from pytest_nnxcheck.core.text import counted
-from pytest_nnxcheck.plugin import options, selection, worker_data
-from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
-from pytest_nnxcheck.reporting.baseline_comparison import ANY_STAMP, NEW_ONLY, UPDATE, Measured, Request, Result
-from pytest_nnxcheck.reporting.baseline_file import Baseline
+from pytest_nnxcheck import atomic_file
+from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.errors import PUBLIC, SettingError
+from pytest_nnxcheck.core.expected_failures import ExpectedFailure
+from pytest_nnxcheck.core.settings import CHECK_ID, MARKER, TABLE, flag
+from pytest_nnxcheck.core.text import Unreadable, counted
+from pytest_nnxcheck.plugin import gathered, options
+from pytest_nnxcheck.plugin.gathered import Gathered, Running
+from pytest_nnxcheck.plugin.options import Given
+from pytest_nnxcheck.reporting import baseline, earlier
+from pytest_nnxcheck.reporting.baseline import ANY_STAMP, NEW_ONLY, UPDATE, Baseline, Request
+from pytest_nnxcheck.reporting.records import Head, Record
 
-if TYPE_CHECKING:
-    from pytest_nnxcheck.runner.run import Run
-
-_WIRE = "nnx_baseline"
-
-_measured = pytest.StashKey[dict[str, Measured]]()
-_result = pytest.StashKey[Result]()
+# --- the memory baseline -------------------------------------------------------------------------------------------------
 
 
 def register(config: pytest.Config) -> BaselineHooks | None:
@@ -56,23 +56,20 @@ def register(config: pytest.Config) -> BaselineHooks | None:
         any_stamp=ANY_STAMP in asked,
         replayed=options.given(config, "nesting") is not None,
     )
-    path = given.folder / given.value
     try:
-        stored = baseline_file.read(path, given.value)
+        stored = baseline.read(given.folder / given.value, given.value)
     except SettingError as error:
         raise SettingError(f"{given.origin}: {error}") from None
-    hooks = BaselineHooks(request, path, given.origin, stored)
+    hooks = BaselineHooks(request, given, stored)
     config.pluginmanager.register(hooks, "nnxcheck_baseline")
-    worker_data.of(config)
     return hooks
 
 
 class BaselineHooks:
-    """The baseline in the file, the results of the tests so far, and the lines to write at the end."""
+    """The baseline in the file, and the lines to write at the end."""
 
-    def __init__(self, request: Request, path: Path, origin: str, stored: Baseline | None) -> None:
-        self.request, self.path, self.origin, self.stored = request, path, origin, stored
-        self.results: dict[str, Result] = {}
+    def __init__(self, request: Request, given: Given, stored: Baseline | None) -> None:
+        self.request, self.path, self.origin, self.stored = request, given.folder / given.value, given.origin, stored
         self.failures = 0
         self.lines: list[tuple[str, bool]] = []
         """The lines, each with True if it is bad news."""
@@ -80,7 +77,7 @@ class BaselineHooks:
     @pytest.hookimpl
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Stop a run that could not be compared or written; ``pytest --help`` and a collection need no file."""
-        if session.config.option.collectonly or worker_data.is_worker(session.config):
+        if session.config.option.collectonly or gathered.is_worker(session.config):
             return
         shown, update = self.request.shown, self.request.update
         if self.stored is None and not update:
@@ -90,115 +87,68 @@ class BaselineHooks:
         if update and (reason := atomic_file.unwritable(self.path)):
             raise pytest.UsageError(f"{self.origin}: cannot write {shown}: {reason}")
 
-    # --- a test ---
-
-    def listen(self, item: pytest.Item, run: Run) -> None:
-        """Keep what the nestings of a test measure that hold."""
-        seen = set[Nesting]()
-        item.stash[_measured] = measured = dict[str, Measured]()
-
-        def keep(event: object) -> None:
-            # The first run of a nesting: with arguments of the user's that hypothesis draws, further ones are others each time.
-            if not isinstance(event, NestingFinished) or event.nesting in seen:
-                return
-            seen.add(event.nesting)
-            outcome, whole = event.outcome, run.remember or not event.drawn
-            if whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
-                entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=event.drawn)
-                buffers = outcome.evidence.buffers if outcome.evidence else ()
-                measured[str(event.nesting)] = Measured(entry, buffers, fleeting=event.drawn and not run.repeats)
-
-        run.listeners.append(keep)
-
-    def finished(self, item: pytest.Item, run: Run) -> str:
+    def finished(self, item: pytest.Item, running: Running) -> str:
         """Compare a test that is all right in itself with the baseline: the text of its failure, or nothing."""
-        test, measured, stamp = worker_data.nodeid(item), item.stash[_measured], devices.stamp()
-        entries, result, differences = {}, Result(test), ""
-        if self.stored is not None:
-            entries, differences = self.stored.tests.get(test, {}), self.stored.stamp.differences(stamp)
-            if self.request.compares(differences):
-                excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
-                result = baseline_comparison.compare(test, entries, measured, self.request, excused)
-        item.stash[_result] = replace(
-            result,
-            stamp=astuple(stamp),
-            differences=differences,
-            lines=tuple(
-                baseline_file.format_line(test, nesting, now.entry)
-                for nesting, now in measured.items()
-                if not now.fleeting
-            ),
-        )
-        if not result.grew:
+        run, test = running.run, gathered.nodeid(item)
+        figures = baseline.measured(test, running.first.values(), whole=run.remember)
+        running.measured = tuple(map(baseline.kept, figures))
+        record = Record(Head(test), measured=figures, repeats=run.repeats, stamp=gathered.stamp())
+        compared = baseline.compare(record, self.stored, self.request)
+        if not compared.grew or self.stored is None:
             return ""
         checked = run.report()
         typed = options.typed(item.config.option, ("baseline", "memory_tolerance"))
         words = [checked.options, *(f"{flag(name)} {shlex.quote(value)}" for name, value in typed.items())]
         checked = replace(checked, options=" ".join(filter(None, words)))
-        return baseline_comparison.message(result, entries, measured, self.request, checked)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Send the result along."""
-        report = yield
-        if item.get_closest_marker(MARKER) is not None:
-            nothing = Result(worker_data.nodeid(item))
-            result = item.stash.get(_result, nothing) if report.when == "call" else nothing
-            item.stash[_result] = nothing  # a rerun measures anew
-            setattr(report, _WIRE, asdict(result if report.passed else replace(result, stamp=())))
-        return report
-
-    # --- the end of the run ---
+        now = {each.nesting: each for each in figures}
+        return baseline.message(compared, self.stored.tests[test], now, self.request, checked)
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Gather the results, wherever the tests ran."""
+        """Count the failures of all tests, wherever they ran."""
         self.failures += report.failed
-        wire = getattr(report, _WIRE, None)
-        if wire and (report.when == "call" or wire["test"] not in self.results):
-            self.results[wire["test"]] = Result(**wire)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Say what is stale, and write, where the results of all processes are."""
-        if session.config.option.collectonly or worker_data.is_worker(session.config):
+        """Say what is stale, and write, where the records of all processes are."""
+        if session.config.option.collectonly or gathered.is_worker(session.config):
             return
-        compared = baseline_comparison.summary(self.request, self.results.values(), exists=self.stored is not None)
-        self.lines = [*((line, False) for line in compared), *self._ended(session)]
+        records = gathered.of(session.config).tests.values()
+        compared = baseline.summary(self.request, self.stored, records)
+        self.lines = [*((line, False) for line in compared), *self._ended(session, records)]
         if any(red for _, red in self.lines) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _ended(self, session: pytest.Session) -> Iterator[tuple[str, bool]]:
+    def _ended(self, session: pytest.Session, records: Collection[Record]) -> Iterator[tuple[str, bool]]:
         """The lines on stale entries, and on the file: written, or why not."""
         shown, update, stale, gone = self.request.shown, self.request.update, list[str](), list[str]()
-        data, status = worker_data.of(session.config), session.exitstatus
+        found, status = gathered.of(session.config), session.exitstatus
         # Only a run of whole files, to its end and under all nestings, knows that something in them is no more.
-        if self.stored is not None and data.saw_all(status) and not selection.is_narrowed(session.config):
-            selected, skipped = selection.Selection.of(session.config), tuple(data.collection.skipped)
+        if self.stored is not None and found.saw_all(status) and not is_narrowed(session.config):
+            selected, skipped = Selection.of(session.config), tuple(found.skipped)
             whole = [test for test in self.stored.tests if selected.covers(test.partition("::")[0])]
-            gone = [test for test in whole if test not in data.collection.tests and not test.startswith(skipped)]
-            passed = [self.results[test] for test in whole if test in self.results and self.results[test].stamp]
+            gone = [test for test in whole if test not in found.collected and not test.startswith(skipped)]
             # Where nothing was compared, nothing is known of nestings.
-            if update != "all" and not any(result.differences for result in self.results.values()):
-                stale = [f"  {baseline_comparison.on_one_line(test)}: there is no such test" for test in gone]
-                stale += [
-                    f"  {baseline_comparison.on_one_line(result.test)}: did not run under {', '.join(result.stale)}"
-                    for result in passed
-                    if result.stale
-                ]
+            stamps = [record.stamp for record in records if record.stamp is not None]
+            if update != "all" and not any(map(self.stored.stamp.differences, stamps)):
+                stale = [f"  {baseline.on_one_line(test)}: there is no such test" for test in gone]
+                for record in (each for each in records if each.head.nodeid in whole and baseline.has_passed(each)):
+                    if names := baseline.compare(record, self.stored, self.request).stale:
+                        test = baseline.on_one_line(record.head.nodeid)
+                        stale.append(f"  {test}: did not run under {', '.join(names)}")
         if stale:
             yield f"ERROR {shown} has stale entries, {UPDATE} removes them:", True
             yield from ((line, True) for line in stale)
         if update:
-            refusal = self._refusal(data, status, stale=bool(stale))
-            sentence, is_written = (refusal, False) if refusal else self._write(gone)
+            refusal = self._refusal(found, status, stale=bool(stale))
+            sentence, is_written = (refusal, False) if refusal else self._write(records, gone)
             yield f"{shown} is {'written, ' if is_written else 'not written: '}{sentence}", not is_written
 
-    def _refusal(self, data: worker_data.WorkerData, status: int, *, stale: bool) -> str:
+    def _refusal(self, found: Gathered, status: int, *, stale: bool) -> str:
         """Why a run must not leave a baseline, whatever it measured; empty if it may."""
-        if data.collection.broken:
+        if found.broken:
             return "not every test could be collected"
-        if data.interrupted or status == pytest.ExitCode.INTERRUPTED:
+        if found.interrupted or status == pytest.ExitCode.INTERRUPTED:
             return "the run was interrupted"
         if self.failures:
             return f"{counted(self.failures, 'test')} failed"
@@ -206,18 +156,19 @@ class BaselineHooks:
             return f"the run failed (exit status {int(status)})"
         return f"it has stale entries, which only {UPDATE} removes" if stale else ""
 
-    def _write(self, gone: list[str]) -> tuple[str, bool]:
+    def _write(self, records: Collection[Record], gone: list[str]) -> tuple[str, bool]:
         """Put the new baseline in its place, on top of the present content of the file. Returns the changes, or why there are none."""
         try:
-            before = baseline_file.read(self.path, self.request.shown)
-            after = baseline_comparison.renewed(before, self.results.values(), self.request, gone)
-            if before != after:
-                atomic_file.write(self.path, baseline_file.format_baseline(after))
-        except (baseline_comparison.Refused, SettingError) as error:
+            before = baseline.read(self.path, self.request.shown)
+            after = baseline.renewed(before, records, self.request, gone)
+            if before != after or after.old_form:
+                atomic_file.write(self.path, baseline.render(after))
+        except (baseline.Refused, SettingError) as error:
             return str(error), False
         except OSError as error:
             return f"{atomic_file.reason(error)}; the file is unchanged", False
-        return baseline_comparison.changes(before, after), True
+        form = "; it had the form of 0.1.0, and is a report now" if after.old_form else ""
+        return baseline.changes(before, after) + form, True
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -226,3 +177,174 @@ class BaselineHooks:
             terminalreporter.write_sep("=", "nnx memory baseline", red=any(red for _, red in self.lines))
             for line, red in self.lines:
                 terminalreporter.write_line(line, red=red)
+
+
+# --- expected failures ---------------------------------------------------------------------------------------------------
+
+
+class ExpectedFailuresWarning(pytest.PytestWarning):
+    """A table or an entry in the file of expected failures matches nothing."""
+
+    __module__ = PUBLIC
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The expected failures of the tests whose node id matches a pattern."""
+
+    pattern: str
+    entries: tuple[ExpectedFailure, ...]
+    line: int = 1
+    """The line where the table starts in the file."""
+
+    def matches(self, nodeid: str) -> bool:
+        """True if the table is for this test: its node id, with or without its parameters, or a pattern for it."""
+        return self.pattern in {nodeid, nodeid.partition("[")[0]} or fnmatchcase(nodeid, self.pattern)
+
+
+def read(path: Path, shown: str) -> tuple[Table, ...]:
+    """The tables of a TOML file, or the tests of a report, which errors and entries call ``shown``. Raises `SettingError`."""
+    found = earlier.read(path, shown, "write a key and a reason for each, such as memory = 'jax#926'", toml=True)
+    if found is None:
+        raise SettingError(f"cannot read {shown}: there is no such file")
+    tables, lines = [], path.read_text(encoding="utf-8").splitlines()
+    for head in (record.head for record in found.records):
+        origin = f"{shown}, table {head.nodeid!r}"
+        try:
+            parsed = expected_failures.parse({each.key: each.reason for each in head.expected_failures})
+        except Unreadable as error:
+            raise SettingError(f"{origin}: {error}") from None
+        # Neither reader says lines. The name of another table may begin with this pattern.
+        names = tuple(f"{start}{head.nodeid}{end}" for start, end in (('"', '"'), ("'", "'"), ("", " "), ("", "]")))
+        numbered = ((number, line.lstrip(" [{").removeprefix('"nodeid": ')) for number, line in enumerate(lines, 1))
+        start = next((number for number, line in numbered if line.startswith(names)), 1)
+        entries = tuple(replace(entry, origin=origin, table=head.nodeid) for entry in parsed)
+        tables.append(Table(head.nodeid, entries, start))
+    return tuple(tables)
+
+
+def register_suite(config: pytest.Config, file: Given) -> Suite:
+    """Register the file that the run names. Raises `SettingError` that names option and file."""
+    try:
+        suite = Suite(file.folder / file.value, file.value)
+    except SettingError as error:
+        raise SettingError(f"{file.origin}: {error}") from None
+    config.pluginmanager.register(suite, "nnxcheck_suite")
+    return suite
+
+
+class Suite:
+    """The tables of a run, and the hooks that warn of entries that matched nothing."""
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self.path = path
+        self.shown = shown
+        self.tables = read(path, shown)
+        self.errors: list[str] = []
+        """The warnings of a run in which warnings are errors."""
+
+    def entries(self, item: pytest.Item) -> tuple[ExpectedFailure, ...]:
+        """The entries for a test; where two tables have the same key, the earlier one wins."""
+        nodeid = gathered.nodeid(item)
+        tables = [table for table in self.tables if table.matches(nodeid)]
+        return expected_failures.add_up(*(table.entries for table in reversed(tables)))
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Warn of entries that matched nothing, in the process that gathers what all processes saw."""
+        found = gathered.of(session.config)
+        if gathered.is_worker(session.config) or not found.saw_all(session.exitstatus):
+            return
+        replayed = options.given(session.config, "nesting") is not None
+        passed = () if replayed else [each for each in found.tests.values() if baseline.has_passed(each)]
+        for table, text in self.complaints(Selection.of(session.config), found.collected, passed):
+            # At the line of the table; where warnings are errors, the run fails, and no traceback of ours is shown.
+            try:
+                warnings.warn_explicit(ExpectedFailuresWarning(text), None, str(self.path), table.line)
+            except ExpectedFailuresWarning:
+                self.errors.append(f"{self.shown}:{table.line}: {text}")
+        if self.errors and session.exitstatus != pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def complaints(
+        self, selection: Selection, tests: Collection[str], passed: Collection[Record]
+    ) -> Iterator[tuple[Table, str]]:
+        """Tables and entries that matched nothing, though the run looked at all tests that the table may be for."""
+        ran = {record.head.nodeid for record in passed}
+        used = {(each.table, each.key) for record in passed for each in record.head.expected_failures if each.covered}
+        for table in self.tables:
+            if not covers(selection, table):
+                continue
+            asked = {*filter(table.matches, tests)}
+            if not asked:
+                yield table, f"table {table.pattern!r} of expected failures matches no test marked {MARKER}"
+            elif asked <= ran:
+                for entry in table.entries:
+                    if (table.pattern, entry.key) not in used:
+                        yield table, f"expected failure {entry} of table {table.pattern!r} matches no nesting that ran"
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Show the warnings that are errors."""
+        if self.errors:
+            terminalreporter.section("nnx expected failures", red=True)
+            for line in self.errors:
+                terminalreporter.write_line(f"ERROR {line}", red=True)
+
+
+def covers(selection: Selection, table: Table) -> bool:
+    """True if the run looked at every test that a table may be for; at those of a file that is not there it did."""
+    file = Path(table.pattern.partition("::")[0])
+    # The file or folder before the first part that is wild.
+    place = Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), file.parts))
+    missing = place == file and str(file) != CHECK_ID and not (selection.root / place).exists()
+    return missing or selection.covers(str(place))
+
+
+# --- the part of the suite that a run collects: a test counts as gone only if its whole file or folder was collected --------
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The files and folders that a run was asked to collect as a whole."""
+
+    root: Path
+    paths: tuple[Path, ...]
+    everything: bool = False
+    """True if these are all files that pytest finds without a name on the command line."""
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Selection:
+        cut = any(config.getoption(name, None) for name in ("lf", "ignore", "ignore_glob"))
+        folder = config.invocation_params.dir
+        names = () if cut else tuple(folder / arg for arg in config.args if "::" not in arg)
+        paths = tuple(Path(os.path.abspath(name)) for name in names)  # noqa: PTH100 - pytest's root follows no links either
+        return cls(config.rootpath, paths, bool(paths) and config.args_source is config.ArgsSource.TESTPATHS)
+
+    def covers(self, place: str) -> bool:
+        """True if the run collected everything in a file or folder, whose path starts from the root.
+
+        Never true for the checks by name: another command line may name other checks.
+        """
+        if place == CHECK_ID:
+            return False
+        return self.everything or any((self.root / place).is_relative_to(path) for path in self.paths)
+
+
+def is_narrowed(config: pytest.Config) -> bool:
+    """True if the command line leaves out tests, by name or mark, or nestings. Options that are always in the ini file do not count."""
+    usual = config.getini("addopts")
+    parts = [
+        *(config.getoption(name, "") for name in ("keyword", "markexpr")),
+        *(config.getoption("deselect", None) or []),
+    ]
+    if any(part and not any(arg.endswith(part) for arg in usual) for part in parts):
+        return True
+    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    given = {word.partition("=")[0] for word in words}
+    ini_names = {name.partition("=")[0].strip() for name in config.getoption("override_ini", None) or []}
+    chosen = options.profile(config) if flag("profile") in given or "nnx_profile" in ini_names else None
+    # A profile that names the baseline always goes with it.
+    of_profile = () if chosen is None or "baseline" in chosen.values else chosen.values
+    names = {*given, *ini_names, *(f"nnx_{name}" for name in of_profile)}
+    return any({flag(name), f"nnx_{name}"} & names for name, row in TABLE.items() if row.narrows)

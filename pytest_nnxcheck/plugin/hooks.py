@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,13 +20,12 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
 from pytest_nnxcheck.core.settings import CHECK_ID, MARKER
 from pytest_nnxcheck.core.text import tell_from
-from pytest_nnxcheck.plugin import options
+from pytest_nnxcheck.plugin import gathered, options
+from pytest_nnxcheck.plugin.gathered import IN_BODY, Running
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
     GIVEN,
-    IN_BODY,
     SUITE,
-    has_ended,
     is_test_case,
     modes_origin,
     own_invariants,
@@ -35,7 +34,7 @@ from pytest_nnxcheck.plugin.marker import (
     settings_of,
     where,
 )
-from pytest_nnxcheck.plugin.pytest_internals import arguments, colour, tell
+from pytest_nnxcheck.plugin.pytest_internals import arguments, tell
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrap
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 TITLE = "nnx invariants"
 _baseline: pytest.StashKey[BaselineHooks | None] = pytest.StashKey()
-_unreported = pytest.StashKey[dict[str, "Run"]]()
-"""The runs of tests that have not ended, by node id."""
 
 
 # --- options and configuration -------------------------------------------------------------------------------------------
@@ -82,7 +79,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; read command line and ini file, so that a bad value stops the run before it starts."""
     config.addinivalue_line("markers", table.marker_line())
-    config.stash[_unreported], config.stash[SUITE], config.stash[_baseline] = {}, None, None
+    config.stash[SUITE], config.stash[_baseline] = None, None
+    gathered.of(config)
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _prepare_environment(config, config.option)
     config.add_cleanup(catalogue.forget_own_later())
@@ -105,11 +103,11 @@ def _register_parts(config: pytest.Config) -> None:
     if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
         from pytest_nnxcheck.plugin import reports
 
-        reports.register(config, config.stash[_unreported])
+        reports.register(config)
     if (file := options.given(config, "expected_failures")) is not None:
-        from pytest_nnxcheck.plugin import known_failures
+        from pytest_nnxcheck.plugin import baseline
 
-        config.stash[SUITE] = known_failures.register(config, file)
+        config.stash[SUITE] = baseline.register_suite(config, file)
     if options.of_a_run(config):
         from pytest_nnxcheck.plugin import baseline
 
@@ -230,7 +228,8 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
 
     original = item.obj
     run, item.obj = _build(item)
-    item.config.stash[_unreported][item.nodeid] = run
+    running = gathered.of(item.config).running[item.nodeid] = Running(run)
+    run.listeners.append(running.listen)
     result, raised = None, None
     try:
         progress.attach(item, run)
@@ -241,8 +240,8 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
         item.obj = original
         # In place of the figures of an earlier run.
         others = [pair for pair in item.user_properties if not str(pair[0]).startswith("nnx_")]
-        item.user_properties[:] = [*others, *report.properties(run.report())]
-    final = _conclude(item, run, raised)
+        item.user_properties[:] = [*others, *report.properties(report.head(run.report()))]
+    final = _conclude(item, running, raised)
     if final is not None:
         raise final.with_traceback(final.__traceback__)
     return result
@@ -250,7 +249,7 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
 
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck.compat import flax_modes
-    from pytest_nnxcheck.plugin import cache, selection
+    from pytest_nnxcheck.plugin import cache
     from pytest_nnxcheck.runner import hypothesis_test
     from pytest_nnxcheck.runner import run as runs
 
@@ -262,37 +261,33 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         flax_modes.require_modes(settings.chosen_modes)
     except SettingError as error:
         raise pytest.fail.Exception(f"{modes_origin(item, settings)}: {error}", pytrace=False) from None
-    argument, own = selection.as_typed(item)
+    argument, own = options.as_typed(item)
     written = options.replay_options(item.config.option, own)
     run = runs.Run(
         settings,
-        test_id=item.nodeid,
+        test_id=gathered.nodeid(item),
         argument=argument,
         options=written,
         programs=cache.programs_of(item, argument, written),
         compiles=cache.folder_of_compiles(item.config),
     )
     seeded = item.config.getoption("hypothesis_seed", None) is not None
-    built = hypothesis_test.build(item.obj, run, item.fixturenames, seeded=seeded)
-    if (baseline := item.config.stash[_baseline]) is not None:
-        baseline.listen(item, run)
-    return run, built
+    return run, hypothesis_test.build(item.obj, run, item.fixturenames, seeded=seeded)
 
 
-def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> BaseException | None:
+def _conclude(item: pytest.Function, running: Running, raised: BaseException | None) -> BaseException | None:
     from pytest_nnxcheck.reporting import report
     from pytest_nnxcheck.runner import conclude
 
+    run = running.run
     final = None if raised is None else conclude.conclude(raised, run)
     run.forget()
     if raised is not None:
         return final
-    suite, checked = item.config.stash[SUITE], run.report()
-    if suite is not None:
-        suite.finished(item, checked)
+    checked = run.report()
     problem = conclude.proves_nothing(run) or report.rejected_modes(checked) or "\n".join(checked.unexpected)
     if not problem and (baseline := item.config.stash[_baseline]) is not None:
-        problem = baseline.finished(item, run)
+        problem = baseline.finished(item, running)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 
@@ -309,15 +304,7 @@ def pytest_runtest_makereport(
 
             in_short = texts.in_short(error.outcome)
         tell(report.longrepr, in_short)
-    if has_ended(item, report):
-        item.config.stash[_unreported].pop(item.nodeid, None)
     return report
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Give our messages their colours where the terminal is, which with xdist no worker has."""
-    colour(report.longrepr)
 
 
 # --- the summary ---------------------------------------------------------------------------------------------------------
@@ -325,44 +312,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """One line for each marked test, on the controller; after Ctrl-C also for the test that it stopped."""
-    lines = dict(_summaries(terminalreporter, config))
-    if lines:
-        terminalreporter.section(TITLE)
-        for nodeid in sorted(lines):
-            terminalreporter.write_line(lines[nodeid])
-
-
-def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[str, str]]:
-    for reports in terminalreporter.stats.values():
-        for test in reports:
-            properties = dict(getattr(test, "user_properties", ()))
-            # Of a test that was run again the last attempt counts, whichever category came first.
-            last = getattr(test, "when", "") == "call" and getattr(test, "outcome", "") != "rerun"
-            if last and "nnx_nestings" in properties:
-                yield test.nodeid, _line(test.nodeid, properties, config)
-    if unreported := config.stash[_unreported]:
-        from pytest_nnxcheck.reporting import report
-
-        for nodeid, run in unreported.items():
-            yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)
-
-
-def _line(nodeid: str, properties: Mapping[str, Any], config: pytest.Config) -> str:
+    if not (tests := gathered.of(config).tests):
+        return
     from pytest_nnxcheck.reporting import report
 
-    text = f"{nodeid}  {report.summary_of(properties)}"
-    notes = [
-        (properties[name], what, label)
-        for name, what, label in (
-            ("nnx_notes", "notes", ""),
-            ("nnx_advice", "advice on memory", "advice: "),
-        )
-        if properties.get(name)
-    ]
-    if config.get_verbosity() <= 0:
-        return text + (f"; -v shows {' and '.join(what for _, what, _ in notes)}" if notes else "")
-    for name, label in (("nnx_expected_failures", "expected to fail"), ("nnx_target_seconds", "compiled for targets")):
-        text += f"\n    {label}: {properties[name]}" if properties.get(name) else ""
-    for lines, _, label in notes:
-        text += report.wrapped(lines, config.get_terminal_writer().fullwidth, label)
-    return text
+    width, verbose = config.get_terminal_writer().fullwidth, config.get_verbosity() > 0
+    heads = sorted((record.head for record in tests.values() if record.head.summary), key=lambda head: head.nodeid)
+    if heads:
+        terminalreporter.section(TITLE)
+    for head in heads:
+        terminalreporter.write_line(report.in_terminal(head, width, verbose=verbose))

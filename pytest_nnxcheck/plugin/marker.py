@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.settings import MARKER, Settings
 from pytest_nnxcheck.plugin import options
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.plugin.known_failures import Suite
+    from pytest_nnxcheck.plugin.baseline import Suite
 
 
 FIXTURE = "nnx_wrap"
@@ -28,15 +28,8 @@ SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 """Settings of a marked test, merged."""
 _READ: pytest.StashKey[list[pytest.Mark]] = pytest.StashKey()
 """The markers that the settings of a test were read from."""
-IN_BODY: pytest.StashKey[bool] = pytest.StashKey()
-"""True while the body of a marked test runs: a subtest in it reports as if the call had ended."""
 SUITE: pytest.StashKey[Suite | None] = pytest.StashKey()
 """The file of expected failures, where the run has one."""
-
-
-def has_ended(item: pytest.Item, report: pytest.TestReport) -> bool:
-    """True if a report is of the call of a marked test, which has ended."""
-    return report.when == "call" and item.get_closest_marker(MARKER) is not None and not item.stash.get(IN_BODY, False)
 
 
 def is_test_case(obj: object) -> bool:

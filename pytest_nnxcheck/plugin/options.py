@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.settings import TABLE, flag
-from pytest_nnxcheck.core.text import Unreadable
-
-if TYPE_CHECKING:
-    from pytest_nnxcheck.profiles import Profile
+from pytest_nnxcheck.core.text import Unreadable, one_of
 
 _PROFILES: pytest.StashKey[dict[str, Profile]] = pytest.StashKey()
 
@@ -106,6 +106,20 @@ def replay_options(options: argparse.Namespace, own: Iterable[str] = ()) -> str:
     return shlex.join([*own, *words])
 
 
+def as_typed(item: pytest.Item) -> tuple[str, list[str]]:
+    """The argument that selects a test, and the options that belong to it, as one types them in the folder where the run was started.
+
+    The id of a test starts from pytest's root. A check by name knows its own.
+    """
+    named: tuple[str, list[str]] | None = getattr(item, "nnx_typed", None)
+    if named is not None:
+        return named
+    file, colons, name = item.nodeid.partition("::")
+    with contextlib.suppress(ValueError):  # on another drive of Windows
+        file = Path(os.path.relpath(item.config.rootpath / file, item.config.invocation_params.dir)).as_posix()
+    return f"{file}{colons}{name}", []
+
+
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
     """The setting on the command line, or else in the profile, or else in the ini file. Raises `SettingError` that names the source."""
     return on_command_line(config, name, options) or in_profile(config, name, options) or in_ini_file(config, name)
@@ -133,11 +147,9 @@ def profile(config: pytest.Config, options: argparse.Namespace | None = None) ->
         return None
     known = config.stash.setdefault(_PROFILES, {})
     if asked.value not in known:
-        from pytest_nnxcheck import profiles
-
         files = dict.fromkeys(filter(None, [config.inipath, config.rootpath / "pyproject.toml"]))
         try:
-            known[asked.value] = profiles.find(asked.value, files)
+            known[asked.value] = _find(asked.value, files)
         except SettingError as error:
             raise SettingError(f"{asked.origin}: {error}") from None
     return known[asked.value]
@@ -188,3 +200,75 @@ def of_a_check(config: pytest.Config) -> dict[str, Any]:
 def of_a_run(config: pytest.Config) -> dict[str, Any]:
     """The options of a whole run that ini file and command line give. Raises `SettingError`."""
     return {name: read.value for name in table.names("run") if (read := given(config, name)) is not None}
+
+
+# --- profiles: named sets of settings, as [tool.pytest-nnxcheck.profiles.nightly] of a pyproject.toml has them --------------
+
+_TABLE = "pytest-nnxcheck.profiles"
+
+
+class Profile(NamedTuple):
+    """One set of settings."""
+
+    values: Mapping[str, Any]
+    """The values as the file has them."""
+    origins: Mapping[str, str]
+    """The place where each value is written, in words."""
+
+
+def _find(name: str, paths: Iterable[Path]) -> Profile:
+    """The profile of that name, in the first file that has profiles. Raises `SettingError`."""
+    path, tables = next(((path, found) for path in paths if (found := _profiles_in(path))), (Path(), {}))
+    if not tables:
+        raise SettingError(f"there is no profile {name!r}: write a table [tool.{_TABLE}.{name}] in pyproject.toml")
+    try:
+        values = tables[one_of("profile", name, tables)]
+    except Unreadable as error:
+        raise SettingError(f"{error} ({path.name})") from None
+    # Neither reader of the two formats says lines.
+    lines, inside = dict[str, str](), False
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if line.startswith("["):
+            inside = line.strip("[] ").endswith(f"{_TABLE}.{name}")
+        elif inside:
+            lines.setdefault(re.split("[=:]", line)[0].strip(" '\""), f":{number}")
+    origins = {each: f"profile {name} ({path.name}{lines.get(each, '')})" for each in values}
+    valid = [each for each in table.names(place="ini file") if each != "profile"]
+    for setting, value in values.items():
+        table.refuse_misplaced(setting, value, valid, origins[setting])
+    return Profile(values, origins)
+
+
+def _profiles_in(path: Path) -> dict[str, dict[str, Any]]:
+    """The values of each profile in a file, by its name. Raises `SettingError`."""
+    import configparser  # late, both: most runs name no profile
+    import tomllib
+
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix == ".toml":
+            found: Any = tomllib.loads(text)
+            for key in [*["tool"] * (path.name == "pyproject.toml"), *_TABLE.split(".")]:
+                found = found.get(key) if isinstance(found, dict) else None
+            found = found if isinstance(found, dict) else {}
+        else:
+            parser = configparser.RawConfigParser(strict=False)
+            parser.read_string(text)
+            found = {
+                section.removeprefix(f"{_TABLE}."): {key: _of_ini(key, value) for key, value in parser[section].items()}
+                for section in parser.sections()
+                if section.startswith(f"{_TABLE}.")
+            }
+    except OSError:
+        return {}
+    except (ValueError, configparser.Error) as error:
+        raise SettingError(f"{path.name}: its profiles cannot be read: {error}") from None
+    for name, values in found.items():
+        if not isinstance(values, dict):
+            raise SettingError(f"{path.name}: profile {name} is no table, write [tool.{_TABLE}.{name}]")
+    return dict(found)
+
+
+def _of_ini(name: str, value: str) -> Any:
+    """The text of an ini file; a list is split as pytest splits one."""
+    return shlex.split(value) if name in TABLE and TABLE[name].kind.ini_type == "list" else value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
-from pytest_nnxcheck.plugin import worker_data
+from pytest_nnxcheck.plugin import gathered
 from pytest_nnxcheck.plugin.pytest_internals import write_uncaptured
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def attach(item: pytest.Item, run: Run) -> None:
     """Show how far the run of a test is: not with -q, and not in a worker of xdist."""
     config = item.config
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is None or config.get_verbosity() < 0 or worker_data.is_worker(config):
+    if reporter is None or config.get_verbosity() < 0 or gathered.is_worker(config):
         return
     unattended = any(map(os.environ.get, ("CI", "BUILD_NUMBER"))) or os.environ.get("TERM") == "dumb"
     patience = TERMINAL if reporter.isatty and not unattended else LOG
@@ -73,18 +73,18 @@ class Progress:
 
 def ended(nesting: Nesting, outcome: Outcome | None, seconds: float) -> str:
     """``passed   44.7 KiB   0.31 s   jit > scan > remat``: what may be of any length comes last."""
-    from pytest_nnxcheck.reporting import tally
+    from pytest_nnxcheck.reporting import report
 
-    longest = max(map(len, (*tally.VERDICTS.values(), NOT_CHECKED)))
+    longest = max(map(len, (*report.VERDICTS.values(), NOT_CHECKED)))
     peak = format_bytes(outcome.peak) if outcome and outcome.peak is not None else ""
     return f"  {word(outcome):<{longest}} {peak:>10} {seconds:>8.2f} s   {nesting}"
 
 
 def word(outcome: Outcome | None) -> str:
     """The verdict as people read it."""
-    from pytest_nnxcheck.reporting import tally
+    from pytest_nnxcheck.reporting import report
 
-    return tally.word(outcome) if outcome else NOT_CHECKED
+    return report.word(outcome) if outcome else NOT_CHECKED
 
 
 class Count:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-
-from pytest_nnxcheck.core.catalogue import invariant_names
-from pytest_nnxcheck.core.text import labelled
 
 if TYPE_CHECKING:
     import pytest
@@ -88,58 +84,6 @@ def tell(longrepr: Any, in_short: str) -> None:
                 entry.lines[number] = min(margin, _MARGIN, key=len) + OUR_CLASS.sub("", line[len(margin) :])
 
 
-def colour(longrepr: Any) -> None:
-    """Have what is broken in our message written red, as pytest writes all of it, the hint green, and the other rows plainly.
-
-    No public way to colour a part of it. The entries are written by their ``toterminal``, which is handed the terminal, and writes each line by
-    its ``line``; with ``--color=no``, and into JUnit's XML, that leaves the colours out. Tried on pytest 8.0 and 9.2.
-    """
-    for entry in _entries(longrepr):
-        if markups := _markups(entry.lines):
-            entry.toterminal = functools.partial(_write, entry.toterminal, markups)
-
-
 def _entries(longrepr: Any) -> Iterator[Any]:
     for part in getattr(longrepr, "chain", None) or [(getattr(longrepr, "reprtraceback", None),)]:
         yield from (entry for entry in getattr(part[0], "reprentries", ()) if isinstance(entry.lines, list))
-
-
-_RED, _GREEN = {"red": True, "bold": True}, {"green": True, "bold": True}
-
-
-def _markups(lines: list[str]) -> dict[str, dict[str, bool]]:
-    """The lines of our message among those of an entry, each with its colour."""
-    first = next((number for number, line in enumerate(lines) if re.match(r"(E +)?nnx ", line)), None)
-    if first is None:
-        return {}
-    margin = lines[first].index("nnx ")
-    broken = lines[first].rpartition(": ")[2]  # in a worker of xdist a test may have invariants that are not known here
-    colours = {"hint": _GREEN, **dict.fromkeys([*invariant_names(), broken], _RED)}
-    rows = zip(lines[first + 1 :], labelled(line[margin:] for line in lines[first + 1 :]), strict=True)
-    return {lines[first]: _RED, **{line: colours.get(label, {}) for line, label in rows}}
-
-
-def _write(write: Callable[[Any], None], markups: Mapping[str, Mapping[str, bool]], terminal: Any) -> None:
-    write(_Coloured(terminal, markups))
-
-
-class _Coloured:
-    """A terminal that writes some lines in other colours than it is asked to, but for their margin."""
-
-    def __init__(self, terminal: Any, markups: Mapping[str, Mapping[str, bool]]) -> None:
-        self._terminal, self._markups = terminal, markups
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._terminal, name)
-
-    def line(self, text: str = "", **markup: bool) -> None:
-        self.write(text, **markup)
-        self._terminal.write("\n")
-
-    def write(self, text: str, **markup: bool) -> None:
-        if text not in self._markups or not text.strip():
-            self._terminal.write(text, **markup)
-            return
-        margin = "E" if text.startswith("E ") else ""
-        self._terminal.write(margin, **markup)
-        self._terminal.write(text[len(margin) :], **self._markups[text])

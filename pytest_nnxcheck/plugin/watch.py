@@ -15,7 +15,7 @@ import pytest
 
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import options, worker_data
+from pytest_nnxcheck.plugin import gathered, options
 from pytest_nnxcheck.plugin.marker import is_test_case
 from pytest_nnxcheck.walk.raw_access import class_name
 from pytest_nnxcheck.watch import leftovers, message, programs
@@ -114,9 +114,12 @@ class WatchHooks:
             looks.append(self._look(item, set_up_before))
             left = LeftBehind(
                 before,
-                (*inside, *self.reported.new(looks[-1])),
-                programs.merged(unused, self.programs.unused),
-                self.programs.take(),
+                (
+                    *inside,
+                    *self.reported.new(looks[-1]),
+                    *programs.merged(unused, self.programs.unused),
+                    *self.programs.take(),
+                ),
             )
             self._note(item, left, complete=all(seen.complete for seen in looks))
             if left and (raised or not self.fails):
@@ -204,8 +207,8 @@ class WatchHooks:
         is_verbose = terminalreporter.config.get_verbosity() > 0
         for line in (*lines, count, *message.to_mark(unmarked, all_=is_verbose)):
             terminalreporter.write_line(line)
-        if lines and not worker_data.is_worker(terminalreporter.config):
-            from pytest_nnxcheck.reporting.pages import markdown
+        if lines and not gathered.is_worker(terminalreporter.config):
+            from pytest_nnxcheck.reporting import markdown
 
             # The summary of a step of GitHub Actions may say of the marked tests that all is well.
             if (summary := markdown.step_summary(os.environ)) is not None:

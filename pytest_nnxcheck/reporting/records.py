@@ -1,208 +1,308 @@
-"""A report as plain data: what JSON holds, what crosses from a worker of xdist to its controller, what pages are made of.
+"""The one record of a test and its nestings. Terminal, JSON, HTML, Markdown, JUnit, GitHub's summary and the baseline are views of it.
 
-A test gives one head and one record for each nesting. `docs/report.md` describes the keys, `docs/report.schema.json` checks them.
-Nothing here imports pytest, hypothesis, jax or flax.
+It crosses from a worker of xdist to the controller as the JSON that a report holds, and an earlier report is read back into it. A key that has its
+default may be missing there. `docs/report.md` describes the keys, `docs/report.schema.json` checks them. Nothing here imports pytest, hypothesis, jax
+or flax.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import typing
+from collections import abc
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import Any, TypedDict
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, TypeVar
 
-from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.core.peak import OnTarget
-from pytest_nnxcheck.reporting import memory_breakdown, tally
-from pytest_nnxcheck.reporting.report import Report, replay, summary
+from pytest_nnxcheck.core.facts import Leak, Lost, Stamp
+from pytest_nnxcheck.core.outcome import Verdict
+from pytest_nnxcheck.core.peak import Buffer, Captured, OnTarget, PeakLine, Split
+from pytest_nnxcheck.core.text import Row, Unreadable
 
 VERSION = 2
 """The version of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
 
 NAME = "pytest-nnxcheck report"
-BUDGET = "the budget"
-"""The memory bound of a test that is no target."""
 
-LONGEST_PROGRAM = 256 * 1024
-"""Characters of a program to paste that a report takes in; a longer file is named by its path alone."""
+MOST = 2**63
+"""No number of bytes is as large: a slip in a file is found when it is read."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\t\n"}
+_T = TypeVar("_T")
 
 
-Record = dict[str, Any]
-"""An object of the report, with all keys that the document describes."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file."""
+
+    file: str
+    line: int
+    """Counted from 1."""
 
 
-class Records(TypedDict):
-    """The records of one test: its head, and its nestings in the order in which they ran."""
+@dataclass(frozen=True, slots=True)
+class ExpectedRecord:
+    """An expected failure of a test."""
 
-    test: Record
-    nestings: list[Record]
-
-
-def of_report(report: Report, folder: Path | None = None) -> Records:
-    """The records of a report; the paths of programs start from ``folder``. What pytest knows of the test is left empty."""
-    records = unknown(report.test_id)
-    records["nestings"] = [_of_outcome(report, outcome, folder) for outcome in report.outcomes]
-    told = {
-        "verdict": report.verdict if report.outcomes else "",
-        "summary": summary(report),
-        "counts": dict(tally.kinds(report.outcomes)),
-        "not_run": report.not_run,
-        "modes": report.modes,
-        "shown": str(report.shown.nesting) if report.shown else "",
-        "message": "" if report.ok or not report.outcomes else str(report),
-        "settings": {name: _shown(getattr(report.settings, name)) for name in table.names("check")},
-        "options": report.options,
-        "notes": report.notes,
-        "advice": report.advice,
-        "un_nested_peak": report.un_nested,
-        "seconds": sum(outcome.seconds for outcome in report.outcomes),
-    }
-    records["test"].update(plain(told))
-    return records
+    key: str
+    reason: str
+    table: str = ""
+    """Its table, where it is in a file."""
+    covered: int = 0
+    """The nestings that it is about, and that ran."""
+    happened: int = 0
+    """The nestings among them that failed as it says."""
 
 
-def unknown(nodeid: str) -> Records:
-    """The records of a test that is not known yet, as one that never ran."""
-    test: Record = {
-        "nodeid": plain(nodeid),
-        "outcome": "",
-        "verdict": "",
-        "summary": "",
-        "counts": {},
-        "not_run": 0,
-        "modes": {},
-        "shown": "",
-        "message": "",
-        "place": None,
-        "failed_at": None,
-        "settings": {},
-        "options": "",
-        "notes": [],
-        "advice": [],
-        "un_nested_peak": [],
-        "seconds": 0.0,
-    }
-    return {"test": test, "nestings": []}
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The part of a record on the test as a whole."""
+
+    nodeid: str
+    outcome: Literal["", "passed", "failed", "skipped", "error", "interrupted", "xfailed", "xpassed"] = ""
+    verdict: Verdict | Literal[""] = ""
+    summary: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    not_run: int = 0
+    peak: int | None = None
+    """The worst peak, with its budget and its nesting."""
+    budget: int | None = None
+    peak_nesting: str = ""
+    modes: Mapping[str, Verdict] = field(default_factory=dict)
+    shown: str = ""
+    message: str = ""
+    place: Place | None = None
+    failed_at: Place | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    options: str = ""
+    expected_failures: tuple[ExpectedRecord, ...] = ()
+    targets: tuple[OnTarget, ...] = ()
+    """The worst program on each target."""
+    notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    un_nested_peak: tuple[Row, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """True if pytest counts nothing against the test."""
+        return self.outcome not in {"failed", "error", "interrupted"}
 
 
-def _of_outcome(report: Report, outcome: Outcome, folder: Path | None) -> Record:
-    evidence = outcome.evidence or Evidence()
-    told, measured = plain(outcome), plain(evidence)
-    told["expected_failures"], measured["expected_peak"] = told.pop("expected"), measured.pop("expected")
-    more = {
-        "nodeid": report.test_id,
-        "nesting": str(outcome.nesting),
-        "mode": outcome.nesting.mode,
-        "layers": [str(layer) for layer in outcome.nesting.layers],
-        "word": tally.word(outcome),
-        "story": memory_breakdown.rows(evidence),
-        "program_text": _program(outcome.program, folder),
-        "replay": replay(report, outcome.nesting),
-    }
-    return {**plain(more), **told, **measured}
+@dataclass(frozen=True, slots=True)
+class ViolationRecord:
+    """One broken invariant, in words."""
+
+    invariant: str
+    summary: str = ""
+    details: tuple[Row, ...] = ()
+    hint: str = ""
 
 
-def _program(shown: str, folder: Path | None) -> str:
-    """The text of a program to paste; empty where there is none, or no file that can be read."""
-    if not shown or folder is None:
-        return ""
-    try:
-        text = (folder / shown).read_text(encoding="utf-8", errors="backslashreplace")
-    except (OSError, ValueError):
-        return ""
-    return text if len(text) <= LONGEST_PROGRAM else ""
+@dataclass(frozen=True, slots=True)
+class BufferRecord(Buffer):
+    """One buffer; of a baseline, several that look alike."""
+
+    count: int = 1
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, tuple) and not all(isinstance(word, str) for word in value):
-        return ", ".join(map(str, value))
-    return table.show(value)
+@dataclass(frozen=True, slots=True)
+class NestingRecord:
+    """The part of a record on one nesting."""
+
+    nodeid: str
+    nesting: str
+    mode: str = ""
+    layers: tuple[str, ...] = ()
+    word: str = ""
+    story: tuple[Row, ...] = ()
+    program_text: str = ""
+    replay: str = ""
+    drawn: bool = False
+    """True if hypothesis drew it: another edition of the test draws others."""
+    verdict: Verdict = "held"
+    violations: tuple[ViolationRecord, ...] = ()
+    reason: str = ""
+    peak: int | None = None
+    budget: int | None = None
+    notes: tuple[str, ...] = ()
+    expected_failures: tuple[str, ...] = ()
+    unfit: bool = False
+    program: str = ""
+    explained: tuple[Row, ...] = ()
+    seconds: float = 0.0
+    split: Split | None = None
+    expected_peak: int | None = None
+    un_nested: Split | None = None
+    buffers: tuple[BufferRecord, ...] = ()
+    places: tuple[PeakLine, ...] = ()
+    captured: tuple[Captured, ...] = ()
+    leaks: tuple[Leak, ...] = ()
+    moves: tuple[Lost, ...] = ()
+    reusable: tuple[str, ...] = ()
+    targets: tuple[OnTarget, ...] = ()
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists, text that every encoding, page and terminal takes."""
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All about one test."""
+
+    head: Head
+    nestings: tuple[NestingRecord, ...] = ()
+    """Its nestings in the order in which they ran; none where no report is written."""
+    measured: tuple[NestingRecord, ...] = ()
+    """The figures to compare with those of other runs: the first of each nesting that held; none where the run has no baseline."""
+    repeats: bool = False
+    """True if the drawn nestings are the same ones in every run."""
+    stamp: Stamp | None = None
+
+    @property
+    def shown(self) -> NestingRecord | None:
+        """The nesting that a failing test is about: the smallest one."""
+        name = self.head.shown
+        return next((nesting for nesting in self.nestings if nesting.nesting == name), None) if name else None
+
+    @property
+    def broken(self) -> str:
+        """The problem of a failing test, in a few words: invariants, or the first line of its message."""
+        names = [violation.invariant for violation in self.shown.violations] if self.shown else []
+        first = (self.head.message or self.head.outcome).partition("\n")[0].partition("  ")[0]
+        return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
+
+    @property
+    def worst(self) -> NestingRecord | None:
+        """The nesting with the worst peak."""
+        same = (self.head.peak_nesting, self.head.peak)
+        return next(
+            (each for each in self.nestings if (each.nesting, each.peak) == same and each.peak is not None), None
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The part of each memory bound that a test takes: of its budget, and of the limit of each target."""
+        head = self.head
+        found = {"the budget": head.peak / head.budget} if head.peak is not None and head.budget else {}
+        for on in head.targets:
+            if not on.left_out and on.limit:
+                found[on.target] = on.peak / on.limit if on.peak is not None else 0.0 if on.fits else math.inf
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The part of a report on the run as a whole."""
+
+    started: str = ""
+    seconds: float = 0.0
+    exit_status: int = 0
+    python: str = ""
+    platform: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    project: str = ""
+    commit: str = ""
+    stamp: Stamp | None = None
+    """The versions and devices under which all tests were measured; none where they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole run."""
+
+    run: RunRecord
+    records: tuple[Record, ...]
+    """In the order of the tests' names."""
+    old_form: bool = False
+    """True if it was read from a baseline of 0.1.0."""
+
+    @property
+    def nestings(self) -> tuple[NestingRecord, ...]:
+        """The nestings of all tests."""
+        return tuple(nesting for record in self.records for nesting in record.nestings)
+
+
+def document(run: RunRecord, records: Iterable[Record]) -> Document:
+    """The records of a run, in the order of the tests' names."""
+    return Document(run, tuple(sorted(records, key=lambda record: record.head.nodeid)))
+
+
+def render(document: Document) -> str:
+    """The text of a ``.json`` report: one list of tests and one of nestings."""
+    parts = {"run": document.run, "tests": [record.head for record in document.records], "nestings": document.nestings}
+    return (
+        json.dumps({"schema": NAME, "version": VERSION, **plain(parts)}, indent=1, ensure_ascii=False, allow_nan=False)
+        + "\n"
+    )
+
+
+def plain(value: Any, *, whole: bool = True) -> Any:
+    """Dataclasses as dicts, tuples as lists, text that every encoding, page and terminal takes; unless ``whole``, no field that has its default."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode().translate(_CONTROLS)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such number
     if is_dataclass(value) and not isinstance(value, type):
-        return {
-            member.name: plain(getattr(value, member.name))
-            for member in fields(value)
-            if member.metadata.get("record", True)
-        }
+        known = [member for member in fields(value) if member.metadata.get("record", True)]
+        parts = {member.name: getattr(value, member.name) for member in known}
+        empty = {} if whole else {member.name: {} if member.default is MISSING else member.default for member in known}
+        return {name: plain(part, whole=whole) for name, part in parts.items() if whole or part != empty[name]}
     if isinstance(value, Mapping):
-        return {plain(str(key)): plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+        return {plain(str(key)): plain(part, whole=whole) for key, part in value.items()}
+    return [plain(part, whole=whole) for part in value] if isinstance(value, list | tuple) else value
 
 
-def document(run: Mapping[str, Any], tests: Iterable[Records]) -> dict[str, Any]:
-    """A whole run: one list of tests and one of nestings, both in the order of the tests' names."""
-    ordered = sorted(tests, key=lambda records: records["test"]["nodeid"])
-    return {
-        "schema": NAME,
-        "version": VERSION,
-        "run": plain(run),
-        "tests": [records["test"] for records in ordered],
-        "nestings": [nesting for records in ordered for nesting in records["nestings"]],
-    }
+# --- reading ---------------------------------------------------------------------------------------------------------------
 
 
-def render(document: Mapping[str, Any]) -> str:
-    """The text of a ``.json`` report."""
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+_KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
+_hints = functools.cache(typing.get_type_hints)
 
 
-def by_test(document: Mapping[str, Any]) -> list[Records]:
-    """The tests of a whole run, each with its nestings."""
-    records: dict[str, Records] = {test["nodeid"]: {"test": test, "nestings": []} for test in document["tests"]}
-    for nesting in document["nestings"]:
-        records[nesting["nodeid"]]["nestings"].append(nesting)
-    return list(records.values())
-
-
-def passed(test: Record) -> bool:
-    """True if pytest counts nothing against the test."""
-    return test["outcome"] not in {"failed", "error", "interrupted"}
-
-
-def shown(record: Records) -> Record | None:
-    """The nesting that a failing test is about: the smallest one."""
-    name = record["test"]["shown"]
-    return next((nesting for nesting in record["nestings"] if nesting["nesting"] == name), None) if name else None
-
-
-def broken(record: Records) -> str:
-    """The problem of a failing test, in a few words: invariants, or the first line of its message."""
-    nesting = shown(record)
-    names = [violation["invariant"] for violation in nesting["violations"]] if nesting else []
-    first = (record["test"]["message"] or record["test"]["outcome"]).partition("\n")[0].partition("  ")[0]
-    return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
-
-
-def targets_of(nestings: Iterable[Record]) -> tuple[OnTarget, ...]:
-    """The worst program on each target, among those of some nestings."""
-    return tally.worst_of_targets(OnTarget.of_json(each) for nesting in nestings for each in nesting["targets"])
-
-
-def worst_peak(record: Records) -> Record | None:
-    """The nesting whose peak is the largest part of its budget, or just the largest."""
-    measured = [nesting for nesting in record["nestings"] if nesting["peak"] is not None]
-    return max(measured, key=lambda nesting: tally.height(nesting["peak"], nesting["budget"]), default=None)
-
-
-def shares(record: Records) -> dict[str, float]:
-    """The part of each memory bound that a test takes: of its budget, and of the limit of each target."""
-    worst, found = worst_peak(record), {}
-    if worst is not None and worst["budget"]:
-        found[BUDGET] = worst["peak"] / worst["budget"]
-    for on in targets_of(record["nestings"]):
-        if not on.left_out and on.limit:
-            found[on.target] = on.peak / on.limit if on.peak is not None else 0.0 if on.fits else math.inf
+def made(kind: type[_T], value: object) -> _T:
+    """Make a dataclass of plain JSON; keys that this version does not know are of a later one. Raises `Unreadable` that names the key."""
+    found: _T = _made(kind, value, "")
     return found
+
+
+def _made(kind: Any, value: Any, name: str) -> Any:
+    """A value of this type, whose key has this name."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, UnionType):
+        # One type, or null; of a word in several lists, one list.
+        others = [part for part in parts if part is not type(None)]
+        words = [word for part in others for word in typing.get_args(part)]
+        return (
+            value
+            if value in (words if typing.get_origin(others[0]) is Literal else [None])
+            else _made(others[0], value, name)
+        )
+    match value:
+        case dict() if is_dataclass(kind):
+            return _made_of(kind, value, name)
+        case dict() if origin is abc.Mapping:
+            return {key: _made(parts[1], part, f"{name}.{key}") for key, part in value.items()}
+        case list() if origin is tuple and (parts[-1] is ... or len(parts) == len(value)):
+            kinds = parts[:1] * len(value) if parts[-1] is ... else parts
+            return tuple(_made(*each, name) for each in zip(kinds, value, strict=True))
+        case int() | float() if kind is float and not isinstance(value, bool):
+            return float(value)
+    if (origin is Literal and value in parts) or (type(value) is kind and (kind is not int or abs(value) < MOST)):
+        return value
+    names = {tuple: "a list", Literal: f"one of {', '.join(map(repr, parts))}"}
+    raise Unreadable(f"{name} is {shortly(value)}, not {_KINDS.get(kind) or names.get(origin, 'an object')}")
+
+
+def _made_of(kind: Any, content: Mapping[str, Any], name: str) -> Any:
+    """A dataclass of an object of JSON; what has a default may be missing."""
+    needed = [each.name for each in fields(kind) if each.default is MISSING and each.default_factory is MISSING]
+    if missing := [each for each in needed if each not in content]:
+        raise Unreadable(f"{name or 'the object'} has no {', '.join(missing)}: {shortly(content)}")
+    hints, known = _hints(kind), [each.name for each in fields(kind) if each.name in content]
+    return kind(**{each: _made(hints[each], content[each], f"{name}.{each}".lstrip(".")) for each in known})
+
+
+def shortly(value: object) -> str:
+    """The begin of a value as JSON, which any terminal can show."""
+    return f"{json.dumps(value, default=str):.60}"

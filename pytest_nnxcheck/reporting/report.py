@@ -1,23 +1,28 @@
-"""The report of a check, and its text: the message of a failure, and one line a test in the terminal summary.
+"""The report of a check, its text and its record: the message of a failure, the line of a test, counts and worst cases of its outcomes.
 
 The text is an interface: it is tested. Nothing here imports pytest, hypothesis, jax or flax.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.catalogue import MODES, severity
+from pytest_nnxcheck.core import settings as table
+from pytest_nnxcheck.core.catalogue import JIT, MODES, severity
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
+from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row
-from pytest_nnxcheck.reporting import tally, target_rows, violations
-from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
+from pytest_nnxcheck.reporting import memory_breakdown, target_rows, violations
+from pytest_nnxcheck.reporting.records import ExpectedRecord, Head, NestingRecord, Record, made, plain
 
 BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting not supported by flax"
@@ -26,6 +31,9 @@ NOTHING = "nnx nothing was checked"
 
 _REASONS = {"failed": "raised", "rejected": "reason"}
 """Labels of the row that says why a nesting has its verdict."""
+
+LONGEST_PROGRAM = 256 * 1024
+"""Characters of a program to paste that a record takes in; a longer file is named by its path alone."""
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -86,7 +94,7 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of all nestings; ``failed`` also if an expected failure did not happen, or nothing ran."""
-        worst = tally.of_mode(list(self.outcomes))
+        worst = of_mode(list(self.outcomes))
         if not self.outcomes or self.unexpected:
             return "violated" if worst == "violated" else "failed"
         refused = any(outcome.verdict == "rejected" and not outcome.unfit for outcome in self.outcomes)
@@ -106,10 +114,10 @@ class Report:
     @property
     def modes(self) -> dict[str, Verdict]:
         """The worst verdict in each mode of flax that nestings ran in; ``rejected`` if flax refuses the call in that mode."""
-        return {mode: tally.of_mode(outcomes) for mode, outcomes in tally.by_mode(self.outcomes).items()}
+        return {mode: of_mode(outcomes) for mode, outcomes in by_mode(self.outcomes).items()}
 
     def __str__(self) -> str:
-        return message(self, self.shown) if self.shown else "\n".join([*self.unexpected, summary(self)])
+        return message(self, self.shown) if self.shown else "\n".join([*self.unexpected, head(self).summary])
 
 
 def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
@@ -138,10 +146,10 @@ def modes_note(report: Report) -> str:
 def _mode_lines(report: Report) -> str:
     """One line for each mode that nestings ran in: what it did, and the smallest nesting that it broke."""
     lines = []
-    for mode, outcomes in tally.by_mode(report.outcomes).items():
-        verdict = tally.of_mode(outcomes)
+    for mode, outcomes in by_mode(report.outcomes).items():
+        verdict = of_mode(outcomes)
         if verdict == "rejected":
-            lines.append(f"{mode} {VERDICTS[verdict]}   {tally.rejection(outcomes)}")
+            lines.append(f"{mode} {VERDICTS[verdict]}   {rejection(outcomes)}")
             continue
         smallest = "" if verdict == "held" else f"; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
         lines.append(
@@ -291,57 +299,281 @@ def command(report: Report, *options: str) -> str:
     return " ".join(filter(None, words))
 
 
-def wrapped(lines: str, width: int, label: str = "") -> str:
-    """Notes below the line of their test, each filled to the width of the terminal."""
-    return "".join("\n" + fill(label + note, max(width, 40), "    ", "      ") for note in lines.splitlines())
+# --- counts and worst cases ---
+
+VERDICTS = {
+    "violated": "failed",
+    "failed": "raised",
+    "held": "passed",
+    "expected": "expected to fail",
+    "rejected": "not supported by flax",
+    "unfit": "left out",
+}
+"""Kinds of verdicts as people read them, the worst first."""
 
 
-def properties(report: Report) -> list[tuple[str, str | int]]:
-    """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
-    verdicts, worst, on = kinds(report.outcomes), worst_peak(report.outcomes), worst_on_targets(report.outcomes)
-    came_true = [
-        (entry, sum(entry.key in outcome.expected for outcome in report.outcomes))
-        for entry in report.settings.expected_failures
-    ]
-    modes = (
-        ", ".join(f"{mode} {VERDICTS[verdict]}" for mode, verdict in report.modes.items())
-        if _shows_modes(report)
-        else ""
+def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """Count the outcomes of each kind."""
+    return Counter(kind(outcome.verdict, unfit=outcome.unfit) for outcome in outcomes)
+
+
+def kind(verdict: str, *, unfit: bool) -> str:
+    """The verdict; what was rejected because a layer cannot take the call counts as ``unfit``."""
+    return "unfit" if unfit and verdict == "rejected" else verdict
+
+
+def word(outcome: Outcome) -> str:
+    """The verdict as people read it."""
+    return VERDICTS[kind(outcome.verdict, unfit=outcome.unfit)]
+
+
+def counts(of: Mapping[str, int]) -> str:
+    """``1 failed, 31 passed``: the verdicts that occur, the worst first."""
+    return ", ".join(f"{of[verdict]} {word}" for verdict, word in VERDICTS.items() if of.get(verdict))
+
+
+def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
+    """True if in one of the modes flax rejected every nesting that has a layer."""
+    nested = [outcome for outcome in outcomes if outcome.nesting.layers]
+    checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
+    return any(outcome.nesting.mode not in checked for outcome in nested)
+
+
+def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The outcome whose peak is the largest part of its budget, or just the largest."""
+
+    def height(outcome: Outcome) -> tuple[float, int]:
+        """The part of its budget, then its bytes."""
+        return (outcome.peak or 0) / (outcome.budget or math.inf), outcome.peak or 0
+
+    return max((outcome for outcome in outcomes if outcome.peak is not None), key=height, default=None)
+
+
+def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
+    """The worst program on each target, with the seconds of all programs there: one that does not fit, then that with the largest part of the limit."""
+    programs: dict[str, list[OnTarget]] = {}
+    for on in targets:
+        programs.setdefault(on.target, []).append(on)
+    return tuple(replace(max(of, key=_badness), seconds=sum(on.seconds for on in of)) for of in programs.values())
+
+
+def _badness(on: OnTarget) -> tuple[bool, bool, float]:
+    """Sort key: programs that do not fit last, before them those that were compiled, by the part of the limit that they use."""
+    return not on.fits, not on.left_out, (on.peak or 0) / (on.limit or math.inf)
+
+
+_RANK = ("held", "rejected", "expected", "failed", "violated")
+"""Verdicts of several calls under one nesting, the worst last."""
+
+
+def keep_worst(outcomes: dict[Nesting, Outcome], outcome: Outcome) -> None:
+    """Keep the worst verdict of a nesting, and its highest peak."""
+    earlier = outcomes.get(outcome.nesting)
+    outcomes[outcome.nesting] = outcome if earlier is None else worse(earlier, outcome)
+
+
+def worse(old: Outcome, new: Outcome) -> Outcome:
+    """The outcome of two calls under one nesting: the worse verdict, the higher peak, the notes of both."""
+    worst = max(old, new, key=lambda outcome: _RANK.index(outcome.verdict))
+    measured = worst_peak([old, new]) or worst
+    notes = tuple(dict.fromkeys([*old.notes, *new.notes]))
+    keys = tuple(dict.fromkeys([*old.expected, *new.expected]))
+    # The evidence of a violation is what the message tells of.
+    shown = worst.evidence if worst.violations else measured.evidence
+    if targets := worst_of_targets(on for each in (old, new) if each.evidence for on in each.evidence.targets):
+        shown = replace(shown or Evidence(), targets=targets)
+    seconds = old.seconds + new.seconds
+    return replace(
+        worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown, seconds=seconds
     )
-    seconds = ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out)
+
+
+# --- by mode of flax
+
+
+def by_mode(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes of each mode, in the order in which they ran."""
+    outcomes_of: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        outcomes_of.setdefault(outcome.nesting.mode, []).append(outcome)
+    return outcomes_of
+
+
+def of_mode(outcomes: list[Outcome]) -> Verdict:
+    """The verdict on a mode: the worst one; ``rejected`` where flax does not take the call."""
+    bad: tuple[Verdict, ...] = ("violated", "failed")
+    worst = next((word for word in bad if any(outcome.verdict == word for outcome in outcomes)), None)
+    return worst or ("rejected" if rejection(outcomes) else "held")
+
+
+def closes_mode(outcome: Outcome) -> bool:
+    """True if flax refused, for its mode, the call itself or its plain jit: no nesting can run in that mode."""
+    layers = [(layer.transform, layer.captures) for layer in outcome.nesting.layers]
+    return is_refused_by_mode(outcome) and layers in ([], [(JIT, False)])
+
+
+def is_refused_by_mode(outcome: Outcome) -> bool:
+    """True if flax refused the nesting because its mode cannot do it."""
+    return outcome.by_mode and outcome.verdict == "rejected"
+
+
+def rejection(outcomes: list[Outcome]) -> str:
+    """Why flax does not take the call in a mode; empty if it does. What a closure keeps from flax proves nothing."""
+    without_closure = [o for o in outcomes if o.nesting.layers and not o.nesting.captures]
+    refused = [outcome for outcome in outcomes if is_refused_by_mode(outcome)]
+    final = [outcome for outcome in refused if closes_mode(outcome)]
+    if final or (refused and all(outcome.verdict == "rejected" for outcome in without_closure)):
+        return (final or refused)[0].reason
+    return ""
+
+
+# --- the record of a test --------------------------------------------------------------------------------------------------
+
+
+def record(
+    report: Report, folder: Path | None = None, *, drawn: Collection[Nesting] = (), whole: bool = True
+) -> Record:
+    """The record of a report; the paths of programs start from ``folder``. What pytest knows of the test is left empty.
+
+    Unless ``whole``, it has no nestings.
+    """
+    nestings = (
+        _nesting(report, outcome, folder, drawn=outcome.nesting in drawn) for outcome in report.outcomes if whole
+    )
+    message = "" if report.ok or not report.outcomes else str(report)
+    return Record(replace(head(report), message=plain(message)), tuple(nestings))
+
+
+def head(report: Report) -> Head:
+    """The part of the record on the test as a whole."""
+    settings, worst = report.settings, worst_peak(report.outcomes)
+    expected = (
+        ExpectedRecord(
+            entry.key,
+            entry.reason,
+            entry.table,
+            len(expected_failures.covered(entry, report.outcomes, settings.invariants)),
+            sum(entry.key in outcome.expected for outcome in report.outcomes),
+        )
+        for entry in settings.expected_failures
+    )
+    found = Head(
+        report.test_id,
+        verdict=report.verdict if report.outcomes else "",
+        counts=kinds(report.outcomes),
+        not_run=report.not_run,
+        peak=worst.peak if worst else None,
+        budget=worst.budget if worst else None,
+        peak_nesting=str(worst.nesting) if worst else "",
+        modes=report.modes,
+        shown=str(report.shown.nesting) if report.shown else "",
+        settings={name: _shown(getattr(settings, name)) for name in table.names("check")},
+        options=report.options,
+        expected_failures=tuple(expected),
+        targets=worst_of_targets(
+            on for outcome in report.outcomes if outcome.evidence for on in outcome.evidence.targets
+        ),
+        notes=report.notes,
+        advice=report.advice,
+        un_nested_peak=report.un_nested,
+        seconds=sum(outcome.seconds for outcome in report.outcomes),
+    )
+    return made(Head, plain(replace(found, summary=summary_of(found))))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple) and not all(isinstance(word, str) for word in value):
+        return ", ".join(map(str, value))
+    return table.show(value)
+
+
+def _nesting(report: Report, outcome: Outcome, folder: Path | None, *, drawn: bool) -> NestingRecord:
+    told, measured = plain(outcome), plain(outcome.evidence or Evidence())
+    told["expected_failures"], measured["expected_peak"] = told.pop("expected"), measured.pop("expected")
+    more = {
+        "nodeid": report.test_id,
+        "nesting": str(outcome.nesting),
+        "mode": outcome.nesting.mode,
+        "layers": [str(layer) for layer in outcome.nesting.layers],
+        "word": word(outcome),
+        "story": memory_breakdown.rows(outcome.evidence or Evidence()),
+        "program_text": _program(outcome.program, folder),
+        "replay": replay(report, outcome.nesting),
+        "drawn": drawn,
+    }
+    return made(NestingRecord, {**plain(more), **told, **measured})
+
+
+def _program(shown: str, folder: Path | None) -> str:
+    """The text of a program to paste; empty where there is none, or no file that can be read."""
+    if not shown or folder is None:
+        return ""
+    try:
+        text = (folder / shown).read_text(encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError):
+        return ""
+    return text if len(text) <= LONGEST_PROGRAM else ""
+
+
+def properties(head: Head) -> list[tuple[str, str | int]]:
+    """The head as flat pairs for JUnit's XML."""
     pairs = {
-        "nnx_verdict": report.verdict if report.outcomes else None,
-        "nnx_nestings": len(report.outcomes),
-        **{f"nnx_{verdict}": verdicts[verdict] for verdict in ("held", "violated", "failed", "rejected", "expected")},
-        "nnx_unfit": verdicts["unfit"] or None,
-        "nnx_not_run": report.not_run or None,
-        "nnx_peak": worst.peak if worst else None,
-        "nnx_peak_nesting": str(worst.nesting) if worst else None,
-        "nnx_budget": worst.budget if worst else None,
-        "nnx_targets": target_rows.brief(on) or None,
-        "nnx_target_seconds": seconds if on else None,
-        "nnx_expected_failures": "; ".join(f"{e}: {counted(n, 'nesting')}" for e, n in came_true if n) or None,
-        "nnx_modes": modes or None,
-        "nnx_advice": "\n".join(report.advice) or None,
-        "nnx_notes": "\n".join(report.notes) or None,
+        "nnx_verdict": head.verdict or None,
+        "nnx_nestings": sum(head.counts.values()),
+        **{f"nnx_{each}": head.counts.get(each, 0) for each in VERDICTS if each != "unfit"},
+        "nnx_unfit": head.counts.get("unfit"),
+        "nnx_not_run": head.not_run or None,
+        "nnx_peak": head.peak,
+        "nnx_peak_nesting": head.peak_nesting or None,
+        "nnx_budget": head.budget,
+        "nnx_targets": target_rows.brief(head.targets) or None,
+        "nnx_target_seconds": target_seconds(head) or None,
+        "nnx_expected_failures": came_true(head) or None,
+        "nnx_modes": modes_of(head) or None,
+        "nnx_advice": "\n".join(head.advice) or None,
+        "nnx_notes": "\n".join(head.notes) or None,
     }
     return [(name, value) for name, value in pairs.items() if value is not None]
 
 
-def summary(report: Report) -> str:
+def came_true(head: Head) -> str:
+    """The expected failures that happened, ``'memory' (jax#926): 16 nestings``."""
+    happened = [each for each in head.expected_failures if each.happened]
+    return "; ".join(f"{each.key!r} ({each.reason}): {counted(each.happened, 'nesting')}" for each in happened)
+
+
+def target_seconds(head: Head) -> str:
+    """The time that each compiler of a target took."""
+    return ", ".join(f"{on.target} {on.seconds:.1f} s" for on in head.targets if not on.left_out)
+
+
+def modes_of(head: Head) -> str:
+    """The verdict on each mode of flax, ``graph passed, tree raised``; empty where none was named."""
+    if list(head.modes) in ([], [MODES[0]]):
+        return ""
+    return ", ".join(f"{mode} {VERDICTS[verdict]}" for mode, verdict in head.modes.items())
+
+
+def summary_of(head: Head) -> str:
     """One line: nestings run, their verdicts, the worst peak against its budget, whether the programs fit their targets."""
-    return summary_of(dict(properties(report)))
+    text = f"{counted(sum(head.counts.values()), 'nesting')}: {counts(head.counts) or 'none finished'}"
+    text += f", {head.not_run} not run" if head.not_run else ""
+    if head.peak is not None:
+        budget = f", budget {format_bytes(head.budget)}" if head.budget is not None else ""
+        text += f"; worst peak {format_bytes(head.peak)} ({head.peak_nesting}){budget}"
+    text += f"; {target_rows.brief(head.targets)}" if head.targets else ""
+    return text + (f"; modes: {modes_of(head)}" if modes_of(head) else "")
 
 
-def summary_of(figures: Mapping[str, str | int]) -> str:
-    """That line, from the flat pairs of a test report."""
-    verdicts = {verdict: int(figures.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
-    total = int(figures["nnx_nestings"])
-    text = f"{counted(total, 'nesting')}: {counts(verdicts) or 'none finished'}"
-    text += f", {figures['nnx_not_run']} not run" if "nnx_not_run" in figures else ""
-    if "nnx_peak" in figures:
-        budget = f", budget {format_bytes(int(figures['nnx_budget']))}" if "nnx_budget" in figures else ""
-        text += f"; worst peak {format_bytes(int(figures['nnx_peak']))} ({figures['nnx_peak_nesting']}){budget}"
-    text += f"; {figures['nnx_targets']}" if "nnx_targets" in figures else ""
-    text += f"; modes: {figures['nnx_modes']}" if "nnx_modes" in figures else ""
-    return text
+def in_terminal(head: Head, width: int, *, verbose: bool) -> str:
+    """The line of a test in the terminal; with -v its notes below it."""
+    text = f"{head.nodeid}  {head.summary}"
+    if not verbose:
+        what = [name for name, found in (("notes", head.notes), ("advice on memory", head.advice)) if found]
+        return text + (f"; -v shows {' and '.join(what)}" if what else "")
+    for label, said in (("expected to fail", came_true(head)), ("compiled for targets", target_seconds(head))):
+        text += f"\n    {label}: {said}" if said else ""
+    # Filled to the width of the terminal, a line of a note each.
+    lines = [line for piece in head.notes for line in piece.splitlines()]
+    lines += [f"advice: {line}" for piece in head.advice for line in piece.splitlines()]
+    return "\n".join([text, *(fill(line, max(width, 40), "    ", "      ") for line in lines)])

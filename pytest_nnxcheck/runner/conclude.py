@@ -25,7 +25,7 @@ from pytest_nnxcheck.core.text import counted, first_line, format_bytes, row, so
 from pytest_nnxcheck.engine.example import Handed
 from pytest_nnxcheck.invariants.memory import DONATE, ConstantsCaptured
 from pytest_nnxcheck.invariants.tracers import asks_to_hand_on
-from pytest_nnxcheck.reporting import report, tally
+from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.execution import Body, add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
@@ -82,7 +82,7 @@ def proves_nothing(run: Run) -> str:
         )
     if unasserted := _unasserted(run):
         return f"{report.NOTHING}: {unasserted}"
-    if tally.nothing_checked(run.outcomes.values()) and not report.rejected_modes(run.report()):
+    if report.nothing_checked(run.outcomes.values()) and not report.rejected_modes(run.report()):
         first = next(outcome for outcome in run.outcomes.values() if outcome.verdict == "rejected")
         if first.unfit:
             return f"{report.NOTHING}: no nesting can be run ({first.reason}): mend that, or name other transforms, or replay another nesting"

@@ -28,7 +28,7 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Liste
 from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example, Handed, Memo, call_unchecked
-from pytest_nnxcheck.reporting import report, tally, violations
+from pytest_nnxcheck.reporting import report, violations
 from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Execution:
                 error=type(checked.error).__name__,
             )
         outcome = self.executor.with_program(outcome)
-        tally.record(self.outcomes, outcome)
+        report.keep_worst(self.outcomes, outcome)
         leaks = any(violation.invariant == "tracers" for violation in checked.outcome.violations)
         if outcome.verdict == "expected" and (
             checked.error is not None or leaks or checked.outcome.verdict == "rejected"
@@ -231,7 +231,7 @@ class Execution:
         outcome = Outcome(self.nesting, "rejected", reason=refusals.mode_words(error), by_mode=True)
         if self.settings.on_rejection == "fail":
             outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
-        tally.record(self.outcomes, outcome)
+        report.keep_worst(self.outcomes, outcome)
         if outcome.verdict == "rejected" and not isinstance(rejection := self._rejection(outcome), NestingRejected):
             self.raised = rejection
 
@@ -253,7 +253,7 @@ class Execution:
             budget=held.budget,
             program=held.program,
         )
-        tally.record(self.outcomes, self.executor.with_program(outcome))
+        report.keep_worst(self.outcomes, self.executor.with_program(outcome))
         self.raised, self.own = error, error is not self.error
 
 

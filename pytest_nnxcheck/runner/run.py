@@ -32,7 +32,7 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.example import Memo
-from pytest_nnxcheck.reporting import left_out, memory_breakdown, report, tally
+from pytest_nnxcheck.reporting import left_out, memory_breakdown, report
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.execution import (
     Body,
@@ -153,7 +153,7 @@ class Run:
         self.execute(nesting, body, drawn=True)
         outcome = self.outcomes.get(nesting)
         if outcome is not None and outcome.verdict == "rejected":
-            hypothesis.event(tally.word(outcome))
+            hypothesis.event(report.word(outcome))
 
     def execute(self, nesting: Nesting, body: Body, *, drawn: bool = False) -> None:
         """Run the body under the nesting, or answer from the memo. Raises the body's exception, a rejection aside."""
@@ -200,7 +200,7 @@ class Run:
         """Keep the outcome of an execution; an exception of the user's gets a note that names its nesting."""
         self.facts += execution.facts
         for outcome in execution.outcomes.values():
-            tally.record(self.outcomes, outcome)
+            report.keep_worst(self.outcomes, outcome)
         error, nesting = execution.raised, execution.nesting
         # With arguments of the user's own, a body may have no use for some of them.
         if error is None and execution.ended and self.remember:

@@ -16,7 +16,7 @@ from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, MODES, REMAT, 
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.reporting import tally
+from pytest_nnxcheck.reporting import report
 
 Chain = tuple[Layer, ...]
 Pair = tuple[Layer, Layer]
@@ -131,7 +131,7 @@ class Exclusions:
         is_probe = replace(nesting, mode=MODES[0]) in probes(settings)
         return replace(
             self,
-            closed=self.closed or (rejected and tally.closes_mode(outcome)),
+            closed=self.closed or (rejected and report.closes_mode(outcome)),
             refused=self.refused | {layer.style for layer in alone if rejected and is_probe},
             unfit=self.unfit | {layer for layer in alone if outcome.unfit},
         )

@@ -2,83 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from pytest_nnxcheck.core.notes import other_dtype
+from pytest_nnxcheck.core.outcome import Finding, uncounted
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
-from pytest_nnxcheck.invariants.tracers import CURES, PLAIN, TracerLeft
-from pytest_nnxcheck.reporting.memory_breakdown import formula
-from pytest_nnxcheck.watch.leftovers import Leftover
-from pytest_nnxcheck.watch.programs import UnusedBuffers, WastefulProgram
+from pytest_nnxcheck.core.text import Row, counted, lay_out, some
+from pytest_nnxcheck.invariants.tracers import CURES, PLAIN, MadeInEndedTrace, TracerLeft
+from pytest_nnxcheck.watch.programs import ProgramCopies, ProgramFinding, ProgramOverBudget, UnusedBuffers
 
-T = TypeVar("T")
+FEW = 3
+"""The number of tests to mark at the end of a run."""
 
-SHOWN, FEW = 6, 3
-"""The number of findings of a kind in a message, and of tests to mark at the end of a run."""
-
-_KINDS = {
-    "tracers": ("tracers in ", "left tracers behind"),
-    "pinned": ("Variables of a trace that has ended: ", "left Variables of an ended trace behind"),
-    "donation": ("donated for nothing: ", "donated for nothing"),
-    "budget": ("", "compiled programs over the budget"),
-    "copies": ("copied by a program: ", "compiled programs that copy the state"),
+KINDS: dict[type[Finding], tuple[str, str, str]] = {
+    TracerLeft: ("tracers", "tracers in ", "left tracers behind"),
+    MadeInEndedTrace: ("pinned", "Variables of a trace that has ended: ", "left Variables of an ended trace behind"),
+    UnusedBuffers: ("donation", "donated for nothing: ", "donated for nothing"),
+    ProgramOverBudget: ("budget", "", "compiled programs over the budget"),
+    ProgramCopies: ("copies", "copied by a program: ", "compiled programs that copy the state"),
 }
-"""The words of each kind in the headline of a test, and in the last line of a run."""
+"""The name of each kind of finding, and the words for it in the headline of a test and in the last line of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """The leftovers of one test."""
+    """The findings of one test."""
 
-    before: tuple[Leftover, ...] = ()
-    """Leftovers that were there before its call."""
-    after: tuple[Leftover, ...] = ()
-    """Leftovers that its call added."""
-    unused: tuple[UnusedBuffers, ...] = ()
-    """The buffers that were donated for nothing."""
-    programs: tuple[WastefulProgram, ...] = ()
-    """Programs that hold too much memory."""
+    before: tuple[Finding, ...] = ()
+    """Findings that were there before its call."""
+    added: tuple[Finding, ...] = ()
+    """Findings that its call added."""
 
     def __bool__(self) -> bool:
-        return bool(self.before or self.after or self.unused or self.programs)
-
-    @property
-    def over_budget(self) -> list[WastefulProgram]:
-        return [program for program in self.programs if program.budget]
-
-    @property
-    def copying(self) -> list[WastefulProgram]:
-        return [program for program in self.programs if program.copied]
+        return bool(self.before or self.added)
 
     def named(self) -> dict[str, list[str]]:
-        """The names of each kind of leftovers, as a headline has them."""
-        leftovers = (*self.after, *self.before)
-        peaks = [
-            f"{program.name} peaks at {format_bytes(program.memory.peak)}, over {format_bytes(program.budget)}"
-            for program in self.over_budget
-        ]
-        names = {
-            "tracers": [leftover.path for leftover in leftovers if isinstance(leftover, TracerLeft)],
-            "pinned": [leftover.path for leftover in leftovers if not isinstance(leftover, TracerLeft)],
-            "donation": [name for buffers in self.unused for name in _leaves(buffers)],
-            "budget": peaks[:1],
-            "copies": [leaf for program in self.copying for leaf in program.leaves],
-        }
-        return {kind: of_kind for kind, of_kind in names.items() if of_kind}
+        """The names in each kind of findings, as a headline has them."""
+        named: dict[str, list[str]] = {}
+        for kind, (word, *_) in KINDS.items():
+            found = [finding for finding in (*self.added, *self.before) if type(finding) is kind]
+            if found:
+                named[word] = [name for finding in found[: kind.SHOWN] for name in _names(finding)]
+        return named
+
+
+def _names(finding: Finding) -> tuple[str, ...]:
+    return finding.names() if isinstance(finding, UnusedBuffers | ProgramFinding) else (finding.path,)
 
 
 def headline(left: LeftBehind) -> str:
     """One line: ``tracers in model.last, model.log[0]``."""
-    return "; ".join(f"{_KINDS[kind][0]}{some(names)}" for kind, names in left.named().items())
-
-
-def _leaves(unused: UnusedBuffers) -> tuple[str, ...]:
-    """The leaves, where their types tell them."""
-    return unused.leaves if 0 < len(unused.leaves) <= unused.count else (unused.type,)
+    begins = {word: text for word, text, _ in KINDS.values()}
+    return "; ".join(f"{begins[word]}{some(names)}" for word, names in left.named().items())
 
 
 def message(nodeid: str, left: LeftBehind) -> str:
@@ -87,94 +64,36 @@ def message(nodeid: str, left: LeftBehind) -> str:
 
 
 def _rows(left: LeftBehind) -> Iterator[Row]:
-    yield from _first(left.after, _leftover_rows)
+    yield from _told(left.added)
     if left.before:
         yield "", "there before the call of the test: a fixture, a teardown, an import or an earlier test left it"
-        yield from _first(left.before, _leftover_rows)
-    yield from _each_once("hint", map(_hint, (*left.after, *left.before)))
-    yield from _first(left.unused, _unused_rows)
-    lines = [buffers.line for buffers in left.unused if buffers.line]
-    called = (f"to the program called at {line}, which has no output of that type for the buffer" for line in lines)
-    yield from _each_once("", called)
-    yield from _each_once("hint", map(_cure, left.unused))
-    yield from _first(left.over_budget, _over_budget_rows, shown=1, more="more over the budget")
-    yield from _first(left.copying, _copying_rows, more="more programs")
-    yield (
-        "see",
-        f"@pytest.mark.{MARKER} on a test of this module names the smallest failing nesting, and similar ones that pass",
-    )
+        yield from _told(left.before)
+    marked = f"@pytest.mark.{MARKER} on a test of this module"
+    yield "see", f"{marked} names the smallest failing nesting, and similar ones that pass"
 
 
-def _first(
-    items: Sequence[T], rows: Callable[[T], Iterator[Row]], shown: int = SHOWN, more: str = "more"
-) -> Iterator[Row]:
-    """The rows of the first items, and how many are left out."""
-    for item in items[:shown]:
-        yield from rows(item)
-    if len(items) > shown:
-        yield "", f"and {len(items) - shown} {more}"
+def _told(findings: Sequence[Finding]) -> Iterator[Row]:
+    """The rows of findings, kind by kind: the first of each, a count of the others, then last rows and hints, each once."""
+    for kind in KINDS:
+        found = [finding for finding in findings if type(finding) is kind]
+        shown = found[: kind.SHOWN]
+        yield from (row for finding in shown for row in finding.rows())
+        yield from uncounted(found[len(shown) :])
+        yield from dict.fromkeys(row for finding in found for row in finding.last_rows())
+        yield from (("hint", cure) for cure in dict.fromkeys(map(_cure, found)) if cure)
 
 
-def _each_once(label: str, texts: Iterable[str]) -> Iterator[Row]:
-    return ((label, text) for text in dict.fromkeys(filter(None, texts)))
-
-
-def _leftover_rows(leftover: Leftover) -> Iterator[Row]:
-    if isinstance(leftover, TracerLeft):
-        yield from leftover.rows()
-    else:
-        where = f"{leftover.path}   {leftover.type}"
-        yield "pinned", f"{where}, made in a trace that has ended: flax refuses to write it"
-
-
-def _unused_rows(buffers: UnusedBuffers) -> Iterator[Row]:
-    which = f"{buffers.count} of " if len(buffers.leaves) > buffers.count else ""
-    yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'no local variable holds it'}"
-
-
-def _cure(buffers: UnusedBuffers) -> str:
-    if buffers.new:
-        return other_dtype(buffers.type.partition("[")[0], buffers.new)
-    from pytest_nnxcheck.invariants.donation import (
-        NOT_RETURNED,  # late: it loads jax, which a run that donates has loaded
-    )
-
-    return NOT_RETURNED
-
-
-def _over_budget_rows(program: WastefulProgram) -> Iterator[Row]:
-    # Without the constants, which nobody has named here: their bytes are unknown.
-    terms = formula({name: size for name, size in program.memory.parts.items() if name != "constants"})
-    peak, budget = format_bytes(program.memory.peak), format_bytes(program.budget)
-    yield "peak", f"{peak} of {program.name}, memory_budget {budget}: {terms}"
-    yield "", _compiled(program)
-
-
-def _copying_rows(program: WastefulProgram) -> Iterator[Row]:
-    held = f"temporaries of {program.name} hold {format_bytes(program.copied)} of it a second time"
-    copies = program.copied / program.state
-    yield "copied", f"{some(program.leaves)}: {held}, {copies:.2f} copies of the state"
-    yield "", _compiled(program)
-
-
-def _compiled(program: WastefulProgram) -> str:
-    there = f"compiled at {program.line}" if program.line else "compiled by a library"
-    return there + (f", for the fixture {program.fixture}" if program.fixture else "")
-
-
-def _hint(leftover: Leftover) -> str:
-    if not isinstance(leftover, TracerLeft):
-        return leftover.cure()
-    leak = leftover.leak
-    plain = leak.holder in PLAIN and not leak.keeper
-    if plain and leak.place == "module":  # which holds for a module that was captured, too
-        return CURES["plain value, captured"].format(path=leak.path, holder=leak.holder)
-    return leftover.cure()
+def _cure(finding: Finding) -> str:
+    if isinstance(finding, TracerLeft) and finding.leak.holder in PLAIN and not finding.leak.keeper:
+        leak = finding.leak
+        if leak.place == "module":  # which holds for a module that was captured, too
+            return CURES["plain value, captured"].format(path=leak.path, holder=leak.holder)
+    return finding.cure()
 
 
 def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[str]) -> str:
     """``30 tests watched: 1 left tracers behind``, and what is ``missing``."""
-    counts = [f"{kinds.count(kind)} {text}" for kind, (_, text) in _KINDS.items() if kind in kinds]
+    counts = [f"{kinds.count(kind)} {text}" for kind, _, text in KINDS.values() if kind in kinds]
     nothing = "nothing was left behind" if looked else f"tests marked with {MARKER} are checked instead"
     text = f"{counted(looked, 'test')} watched: {', '.join(counts) or nothing}"
     text += f"; {partly} checked in part: they reach too many objects" if partly else ""

@@ -16,9 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_nnxcheck.core.notes import other_dtype
+from pytest_nnxcheck.core.outcome import Finding
 from pytest_nnxcheck.core.peak import FLOOR, Split, least_copy
+from pytest_nnxcheck.core.text import Row, format_bytes, some
+from pytest_nnxcheck.reporting.memory_breakdown import formula
 from pytest_nnxcheck.watch import leftovers
 from pytest_nnxcheck.watch.leftovers import MOST_OBJECTS, Root
 
@@ -26,8 +30,8 @@ _TEXT = "Some donated buffers were not usable:"
 _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class UnusedBuffers:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedBuffers(Finding):
     """Donated buffers of one type that no output could take over."""
 
     type: str
@@ -38,6 +42,27 @@ class UnusedBuffers:
     """The line that called the program."""
     new: str = ""
     """The dtype of an output of as many elements, where there is one."""
+
+    def names(self) -> tuple[str, ...]:
+        """The leaves, where their types tell them."""
+        return self.leaves if 0 < len(self.leaves) <= self.count else (self.type,)
+
+    def rows(self) -> Iterable[Row]:
+        which = f"{self.count} of " if len(self.leaves) > self.count else ""
+        yield "donated", f"{self.type}   {which}{some(self.leaves) or 'no local variable holds it'}"
+
+    def last_rows(self) -> Iterable[Row]:
+        if self.line:
+            yield "", f"to the program called at {self.line}, which has no output of that type for the buffer"
+
+    def cure(self) -> str:
+        if self.new:
+            return other_dtype(self.type.partition("[")[0], self.new)
+        from pytest_nnxcheck.invariants.donation import (
+            NOT_RETURNED,  # it loads jax, which a run that donates has loaded
+        )
+
+        return NOT_RETURNED
 
 
 @contextlib.contextmanager
@@ -77,9 +102,8 @@ def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> I
     found = walk(leftovers.local_variables(users), MOST_OBJECTS).arrays
     arrays = [(path, describe(array)) for path, array in found]
     for (kind, new), count in types.items():
-        yield UnusedBuffers(
-            kind, count, tuple(path for path, type_ in arrays if type_ == kind), leftovers.line(users), new
-        )
+        leaves = tuple(path for path, type_ in arrays if type_ == kind)
+        yield UnusedBuffers(type=kind, count=count, leaves=leaves, line=leftovers.line(users), new=new)
 
 
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
@@ -124,9 +148,9 @@ def merged(warned: Iterable[UnusedBuffers], seen: Iterable[UnusedBuffers]) -> tu
     return tuple(dict.fromkeys([*(buffers for buffers in warned if buffers.type not in types), *more]))
 
 
-@dataclass(frozen=True, slots=True)
-class WastefulProgram:
-    """A program that holds too much: it is over a budget, or holds state once more."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFinding(Finding):
+    """A finding about one compiled program."""
 
     name: str
     memory: Split
@@ -134,14 +158,56 @@ class WastefulProgram:
     """The line that compiled it."""
     fixture: str = ""
     """The fixture that was set up then, if no test ran."""
-    budget: int = 0
-    """The bytes that it is over; 0 where it is not."""
-    copied: int = 0
+
+    def names(self) -> tuple[str, ...]:
+        """Its words in a headline."""
+        return (self.name,)
+
+    def compiled(self) -> Row:
+        """The row that says where it was compiled."""
+        there = f"compiled at {self.line}" if self.line else "compiled by a library"
+        return "", there + (f", for the fixture {self.fixture}" if self.fixture else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOverBudget(ProgramFinding):
+    """A program whose peak is over a budget."""
+
+    budget: int
+    """Bytes."""
+    SHOWN: ClassVar[int] = 1
+
+    def names(self) -> tuple[str, ...]:
+        """A sentence: the program has no leaves."""
+        return (f"{self.name} peaks at {format_bytes(self.memory.peak)}, over {format_bytes(self.budget)}",)
+
+    def rows(self) -> Iterable[Row]:
+        # Without the constants, which nobody has named here: their bytes are unknown.
+        terms = formula({name: size for name, size in self.memory.parts.items() if name != "constants"})
+        peak, budget = format_bytes(self.memory.peak), format_bytes(self.budget)
+        yield "peak", f"{peak} of {self.name}, memory_budget {budget}: {terms}"
+        yield self.compiled()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCopies(ProgramFinding):
+    """A program that holds state once more."""
+
+    copied: int
     """The bytes of state that it holds once more."""
-    state: int = 0
+    state: int
     """The bytes of all state that it takes."""
-    leaves: tuple[str, ...] = ()
+    leaves: tuple[str, ...]
     """The paths of the state that it hands back."""
+
+    def names(self) -> tuple[str, ...]:
+        """The leaves."""
+        return self.leaves
+
+    def rows(self) -> Iterable[Row]:
+        held = f"temporaries of {self.name} hold {format_bytes(self.copied)} of it a second time"
+        yield "copied", f"{some(self.leaves)}: {held}, {self.copied / self.state:.2f} copies of the state"
+        yield self.compiled()
 
 
 class WatchedPrograms:
@@ -154,7 +220,7 @@ class WatchedPrograms:
         self.unread = ""
         """Why a program could not be judged, of the last one."""
         self.unused: list[UnusedBuffers] = []
-        self._wasteful: list[WastefulProgram] = []
+        self._wasteful: list[ProgramFinding] = []
         self._fixture = ""
         self._roots: Callable[[], Iterable[Root]] = list
         self._listening = False
@@ -177,7 +243,7 @@ class WatchedPrograms:
         finally:
             self._roots, self._fixture, self._listening = outer
 
-    def take(self) -> tuple[WastefulProgram, ...]:
+    def take(self) -> tuple[ProgramFinding, ...]:
         """Return the programs that were not taken before, the largest peak first."""
         self.unused = []
         wasteful, self._wasteful = self._wasteful, []
@@ -195,7 +261,7 @@ class WatchedPrograms:
         finally:
             self._judging = False
 
-    def _judge(self, executable: Any, frame: FrameType) -> Iterator[WastefulProgram]:
+    def _judge(self, executable: Any, frame: FrameType) -> Iterator[ProgramFinding]:
         from pytest_nnxcheck.compat import compile_cache
         from pytest_nnxcheck.xla.buffers import split_of
 
@@ -207,16 +273,22 @@ class WatchedPrograms:
         if reason := compile_cache.no_totals():
             self.unread = reason
             return
-        memory, name, line = split_of(executable), executable.name(), leftovers.line(users)
+        memory = split_of(executable)
+        of_program: dict[str, Any] = {
+            "name": executable.name(),
+            "memory": memory,
+            "line": leftovers.line(users),
+            "fixture": self._fixture,
+        }
         if self.budget is not None and memory.peak > self.budget:
-            yield WastefulProgram(name, memory, line, self._fixture, self.budget)
+            yield ProgramOverBudget(**of_program, budget=self.budget)
         if traced is None or memory.temporaries < FLOOR:
             return
         arguments = taken_by_program(compile_cache.arguments_of(frame), len(traced[1]))
         state = state_among(arguments, [*leftovers.local_variables(users), *self._roots()])
         copied, size, leaves = copies(traced, arguments, memory, state)
         if copied:
-            yield WastefulProgram(name, memory, line, self._fixture, copied=copied, state=size, leaves=leaves)
+            yield ProgramCopies(**of_program, copied=copied, state=size, leaves=leaves)
 
 
 def taken_by_program(arguments: Sequence[Any], count: int) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import documents
 import pytest
 
-from pytest_nnxcheck.reporting.pages import html_page
+from pytest_nnxcheck.reporting import html_page
 
 FLAGS = """
     --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking

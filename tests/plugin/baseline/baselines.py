@@ -1,8 +1,8 @@
 """Suites whose peaks are kept in a baseline, and what is read of the file and of the summary."""
 
-from pytest_nnxcheck.reporting import baseline_file
+import json
 
-PEAKS = "peaks.jsonl"
+PEAKS = "peaks.json"
 OK = "@marked(max_examples=0)\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
 GROWN = OK.replace("Model()", "Model(percent=110)")
 RENAMED = OK.replace("test_x", "test_new")
@@ -23,9 +23,9 @@ def section(result):
 
 def entries(path):
     """The entries of a file, by test and nesting."""
-    tests = baseline_file.read(path, PEAKS).tests
-    return {(test, nesting): entry for test, of in tests.items() for nesting, entry in of.items()}
+    nestings = json.loads(path.read_text(encoding="utf-8"))["nestings"]
+    return {(entry.pop("nodeid"), entry.pop("nesting")): entry for entry in nestings}
 
 
 def sizes(path):
-    return {nesting: entry.peak for (_, nesting), entry in entries(path).items()}
+    return {nesting: entry["peak"] for (_, nesting), entry in entries(path).items()}

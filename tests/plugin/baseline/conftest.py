@@ -11,7 +11,7 @@ def peaks(pytester):
 
 @pytest.fixture
 def run(run_inner):
-    """Run a suite against peaks.jsonl; a run in this process would inherit that warnings are errors."""
+    """Run a suite against peaks.json; a run in this process would inherit that warnings are errors."""
 
     def start(source, *args, **more):
         return run_inner(source, f"--nnx-baseline={PEAKS}", "-Wdefault", *args, **more)

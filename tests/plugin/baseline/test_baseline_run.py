@@ -7,7 +7,7 @@ import pytest
 from baselines import ERROR, GROWN, NEW_ONLY, OK, PEAKS, RENAMED, UPDATE, section, sizes
 
 from pytest_nnxcheck.core.settings import DEFAULTS, TABLE, merge, names, parse_given
-from pytest_nnxcheck.plugin import progress, selection
+from pytest_nnxcheck.plugin import baseline, progress
 from pytest_nnxcheck.runner import strategies
 
 CHAINS = [nesting for nesting in strategies.sweep(DEFAULTS) if len(nesting) > 2]
@@ -140,8 +140,8 @@ def test_what_a_command_line_leaves_out(pytester, inner_args, args, is_narrowed,
     pytester.makepyfile(test_inner="")
     pytester.mkdir("other")
     config = pytester.parseconfig(*inner_args, *args)
-    assert selection.is_narrowed(config) == is_narrowed
-    assert selection.Selection.of(config).covers("test_inner.py") == covered
+    assert baseline.is_narrowed(config) == is_narrowed
+    assert baseline.Selection.of(config).covers("test_inner.py") == covered
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """What is written to a baseline: a part of it; nothing by a run that failed, or whose file or options are bad."""
 
+import json
+
 import pytest
 from baselines import BOTH, ERROR, GROWN, NEW_ONLY, OK, PEAKS, RENAMED, UPDATE, entries, section
 
@@ -12,7 +14,7 @@ def test_a_partial_update_keeps_the_rest_and_what_the_file_is_by_now(run, peaks)
     source += f"def test_y():\n    import pathlib\n    p = pathlib.Path({str(peaks)!r})\n    p.write_text(p.read_text().replace('3000', '3001').replace('2700', '2701').replace('2700', '2701'))\n"
     result = run(source, UPDATE, "--nnx-nesting=jit", "-k", "new or test_y")
     assert section(result) == [f"{PEAKS} is written, 38 entries: 1 changed"]
-    peak = {(test[-5:], nesting): entry.peak for (test, nesting), entry in entries(peaks).items()}
+    peak = {(test[-5:], nesting): entry["peak"] for (test, nesting), entry in entries(peaks).items()}
     assert [peak["t_new", "jit"], peak["other", "jit"]] == [2400, 2000]
     assert [peak["t_new", "jit > call_first"], peak["other", "jit > call_first"]] == [3001, 3001]
 
@@ -58,10 +60,72 @@ def test_a_place_that_is_lost_during_the_run_loses_no_result(run_inner, pytester
     assert section(result) == [f"there/{PEAKS} is not written: No such file or directory; the file is unchanged"]
 
 
+# --- the form of 0.1.0, and any report ---
+
+
+def of_first_form(report):
+    """The lines of 0.1.0 that say what a report says."""
+    found = json.loads(report)
+    lines = [{"pytest-nnxcheck memory baseline": 2, **found["run"]["stamp"]}]
+    for each in found["nestings"]:
+        labels = [" ".join([held["kind"], held["shape"], held["operation"]]) for held in each["buffers"]]
+        buffers = [
+            {"bytes": held["bytes"], "label": label, "count": 1}
+            for held, label in zip(each["buffers"], labels, strict=True)
+        ]
+        lines.append(
+            {
+                "test": each["nodeid"],
+                "nesting": each["nesting"],
+                "peak": each["peak"],
+                "split": each["split"],
+                "buffers": buffers,
+                "drawn": False,
+            }
+        )
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def test_a_baseline_of_the_first_form_is_compared_and_rewritten_at_the_next_update(run, peaks):
+    run(OK, UPDATE)
+    new = peaks.read_text()
+    old = of_first_form(new)
+    peaks.write_text(old)
+    assert section(run(OK)) == [f"{PEAKS}: 19 nestings compared"]
+    result = run(GROWN)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["  buffer      + 1900 B temporary *   model.py:7", "  buffer      - 1700 B temporary *"]
+    )
+    assert peaks.read_text() == old
+    said = "it had the form of 0.1.0, and is a report now"
+    assert section(run(OK, UPDATE)) == [f"{PEAKS} is written, 19 entries: nothing changed; {said}"]
+    assert peaks.read_text() == new
+
+
+def test_any_earlier_report_is_a_baseline(run, peaks):
+    run(OK, f"--nnx-report={PEAKS}", UPDATE)
+    run(OK, "--nnx-report=whole.json", UPDATE)
+    (peaks.parent / "whole.json").replace(peaks)
+    assert section(run(OK)) == [f"{PEAKS}: 19 nestings compared"]
+    run(GROWN).assert_outcomes(failed=1)
+
+
+def test_expected_failures_in_the_file_of_the_baseline_are_read_and_kept(run, peaks):
+    known = OK.replace("Model()", "Model(memory=has('jit', 'vmap'))")
+    run(OK, UPDATE)
+    found = json.loads(peaks.read_text())
+    found["tests"] = [{"nodeid": "test_inner.py::*", "expected_failures": [{"key": "memory", "reason": "jax#926"}]}]
+    peaks.write_text(json.dumps(found))
+    run(known).assert_outcomes(failed=1)
+    run(known, f"--nnx-expected-failures={PEAKS}", UPDATE).assert_outcomes(passed=1)
+    run(known, f"--nnx-expected-failures={PEAKS}").assert_outcomes(passed=1)
+
+
 # --- bad files ------------------------------------------------------------------------------------------------------------
 
 USAGE = {
-    "format 1, to be updated": ('{"pytest-nnxcheck memory baseline": 1}\n', (UPDATE,), f"{PEAKS}:1: this is format 1 *"),
+    "format 1, to be updated": ('{"pytest-nnxcheck memory baseline": 1}\n', (UPDATE,), f"{PEAKS}:1: this is a baseline of a version before 0.1.0*"),
     "missing": (None, (), f"there is no file {PEAKS}: write it with --nnx-baseline-update, from a run of all tests"),
     "no folder": (None, (UPDATE, f"--nnx-baseline=no/{PEAKS}"), f"cannot write no/{PEAKS}: No such file or directory"),
 }  # fmt: skip

@@ -47,14 +47,15 @@ def test_what_is_no_file_is_refused_and_not_waited_for(run_inner, pytester, opti
 DEEP = [
     ("known.toml", "a = " + "[" * 100_000, "known.toml"),
     ("known.toml", '["x"]\na = ' + "{b=" * 100_000, "known.toml"),
-    ("peaks.jsonl", "[" * 100_000, "peaks.jsonl:1: this is no baseline of pytest-nnxcheck"),
+    ("peaks.json", '{"a": ' + "[" * 100_000, "peaks.json:1: it is JSON that nobody can read"),
+    ("peaks.json", "[" * 100_000, "peaks.json:1: this is no report of pytest-nnxcheck"),
 ]
 
 
-@pytest.mark.parametrize("name, text, said", DEEP, ids=["arrays", "tables", "baseline"])
+@pytest.mark.parametrize("name, text, said", DEEP, ids=["arrays", "tables", "report", "no report"])
 def test_brackets_nested_too_deeply_are_no_internal_error(run_inner, pytester, name, text, said):
     (pytester.path / name).write_text(text)
-    option = dict(zip(("peaks.jsonl", "known.toml"), OPTIONS, strict=True))[name]
+    option = dict(zip(("peaks.json", "known.toml"), OPTIONS, strict=True))[name]
     result = run_inner(HOLDS, f"{option}={name}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: option {option}: {said}*"])
@@ -65,5 +66,5 @@ def test_files_are_read(run_inner, pytester):
     (pytester.path / "link.toml").symlink_to("known.toml")
     known = HOLDS.replace("Model()", "Model(memory=has('jit'))")
     run_inner(known, "--nnx-expected-failures=link.toml").assert_outcomes(passed=1)
-    run_inner(HOLDS, "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update").assert_outcomes(passed=1)
-    run_inner(HOLDS, "--nnx-baseline=peaks.jsonl").assert_outcomes(passed=1)
+    run_inner(HOLDS, "--nnx-baseline=peaks.json", "--nnx-baseline-update").assert_outcomes(passed=1)
+    run_inner(HOLDS, "--nnx-baseline=peaks.json").assert_outcomes(passed=1)

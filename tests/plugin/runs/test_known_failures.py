@@ -1,12 +1,6 @@
 """Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing; with workers of xdist in tests/system/processes/test_runs.py."""
 
-import json
-
 import pytest
-
-from pytest_nnxcheck.plugin.known_failures import Suite
-from pytest_nnxcheck.plugin.selection import Selection
-from pytest_nnxcheck.plugin.worker_data import WorkerData
 
 TITLES = "=+ nnx expected failures =+"
 KNOWN = '["test_inner.py::test_x"]\nmemory = "jax#926"\n'
@@ -172,17 +166,3 @@ def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known
     source = mark + BREAKS.replace("memory=has('jit')", "tracers=has('jit')")
     told = run_known(f'{KNOWN}"jit > jit > jit > jit > jit" = "x"\n', source).stdout.str()
     assert "ExpectedFailuresWarning" not in told
-
-
-def test_what_several_processes_saw_adds_up(tmp_path):
-    (tmp_path / "known.toml").write_text('["*::test_a"]\n"scan" = "b"\n"vmap" = "c"\n["*"]\nmemory = "a"\n')
-    suites = [Suite(tmp_path / "known.toml", "known.toml", WorkerData()) for _ in range(3)]
-    controller, *workers = suites
-    for worker, ran, used in zip(workers, ["t::test_a", "t::test_b"], ["scan", "memory"], strict=True):
-        worker.ran.add(ran)
-        worker.used.add(("*::test_a" if used == "scan" else "*", used))
-        controller.absorb(json.loads(json.dumps(worker.to_wire())))
-    every = Selection(tmp_path, (), everything=True)
-    told = [text for _, text in controller.complaints(every, ["t::test_a", "t::test_b"])]
-    assert told == ["expected failure 'vmap' (c) of table '*::test_a' matches no nesting that ran"]
-    assert not [*controller.complaints(every, ["t::test_a", "t::test_b", "t::x::test_a"])], "one did not run to its end"

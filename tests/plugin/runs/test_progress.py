@@ -1,15 +1,13 @@
 """Progress on long runs: what is counted, what is said, and where nothing is."""
 
 import re
-from unittest import mock
 
 import pytest
 
 from pytest_nnxcheck import Nesting, Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import progress
-from pytest_nnxcheck.plugin.progress import Count, planned, rounded
-from pytest_nnxcheck.plugin.pytest_internals import write_uncaptured
+from pytest_nnxcheck.plugin.progress import Count, rounded
 
 SUITE = """
 @marked(transforms="jit,scan", styles="argument", max_examples=0)
@@ -56,15 +54,6 @@ def patience(monkeypatch):
 def test_an_estimate_has_few_digits():
     texts = {0: "1 s", 9.6: "10 s", 12: "10 s", 43: "45 s", 94: "95 s", 96: "2 min", 5000: "83 min", 7200: "2 h"}
     assert {seconds: rounded(seconds) for seconds in texts} == texts
-
-
-def test_every_nesting_that_always_runs_has_its_place():
-    places, total = planned(Settings(transforms=("jit", "scan"), styles=("argument",)))
-    assert [str(nesting) for nesting in places] == SWEEP
-    assert total == 5 + 3
-    assert planned(Settings(transforms=("jit", "scan"), styles=("argument",), sweep="pairs"))[1] == 9 + 3
-    assert planned(Settings(nesting=Nesting.parse("jit > scan")))[1] == 1
-    assert planned(Settings(max_examples=0, modes=("graph", "tree")))[1] == 2 * planned(Settings(max_examples=0))[1]
 
 
 def test_the_time_left_is_that_of_the_nestings_that_ran():
@@ -117,12 +106,6 @@ def test_a_terminal_that_nobody_attends_is_a_log(run_inner, patience, monkeypatc
     assert said(run_inner(SUITE, conftest=ON_TERMINAL), NOW_AND_THEN) == []
 
 
-def test_there_is_a_while_between_two_lines(run_inner, patience, monkeypatch):
-    patience(log=0)
-    monkeypatch.setattr(progress, "OFTEN", 1e9)
-    assert said(run_inner(SUITE), NOW_AND_THEN) == ["un-nested"]
-
-
 @pytest.mark.parametrize("args, conftest", [(["-q"], ""), ([], WORKER), (["-v"], WORKER)], ids=["-q", "worker", "-v"])
 def test_where_nobody_wants_it_there_is_nothing(run_inner, patience, args, conftest):
     patience(log=0, terminal=0)
@@ -150,12 +133,3 @@ def test_what_the_test_prints_stays_captured(run_inner, capture, failing):
     assert result.outlines.count("hello from the test") >= 1
     first = result.outlines.index("hello from the test")
     assert any("Captured stdout call" in line for line in result.outlines[:first])
-
-
-def test_a_stream_that_is_gone_does_not_take_the_run_with_it():
-    reporter = mock.Mock()
-    config = mock.Mock(pluginmanager=mock.Mock(getplugin={"terminalreporter": reporter}.get))
-    write_uncaptured(config, "text")
-    assert reporter.method_calls == [mock.call.ensure_newline(), mock.call.write_line("text"), mock.call.flush()]
-    reporter.flush.side_effect = BrokenPipeError
-    write_uncaptured(config, "text")

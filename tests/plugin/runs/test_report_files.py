@@ -6,8 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_nnxcheck.reporting import records
-from pytest_nnxcheck.reporting.pages import html_page
+from pytest_nnxcheck.reporting import html_page, report
 
 MIXED = """
 @marked
@@ -195,7 +194,7 @@ def test_a_write_that_fails_at_the_end_fails_the_run_and_loses_nothing_else(run_
     assert "Traceback" not in result.stdout.str()
 
 
-def broken(_given, _folder=None):
+def broken(*given, **more):
     raise RuntimeError("<what>")
 
 
@@ -208,7 +207,7 @@ def test_a_page_that_cannot_be_made_is_told_and_loses_nothing_else(run_inner, py
 
 
 def test_a_test_that_cannot_be_told_of_is_told_by_name(run_inner, pytester, monkeypatch):
-    monkeypatch.setattr(records, "of_report", broken)
+    monkeypatch.setattr(report, "record", broken)
     result = run_inner(MIXED, "--nnx-report=report.json")
     result.assert_outcomes(passed=2, failed=1)
     told = {name: (test["outcome"], test["message"]) for name, test in heads(pytester).items()}

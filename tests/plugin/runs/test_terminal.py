@@ -1,4 +1,4 @@
-"""What a terminal of 80 columns shows: rows that fit, paths from the root, the leaf in the short summary, a line for each nesting, colours."""
+"""What a terminal of 80 columns shows: rows that fit, paths from the root, the leaf in the short summary, a line for each nesting."""
 
 import json
 import re
@@ -42,7 +42,6 @@ def test_layer(nnx_wrap, keep):
             assert nnx_wrap(lambda layer, x: layer(x, keep))(Layer(), jnp.ones((2, 4))).shape == (2, 4)
 """
 LEAF = "LOG[0]['mean of y']"
-RED, BOLD, GREEN, PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[32m", "\x1b[0m"
 OF_NESTING = re.compile(r"  .{21} .{10} .{8} s   \S.*")
 ANY_COLOUR = re.compile(r"\x1b\[[\d;]*m|#x1B")
 
@@ -74,11 +73,11 @@ def plain(line):
 
 
 @pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.slow)])
-def test_a_failure_in_80_columns_and_in_colours(project, pytester, workers):
+def test_a_failure_in_80_columns(project, pytester, workers):
     files = [f"report.{kind}" for kind in ("json", "html", "md")]
     options = ["-v", "--color=yes", "--junitxml=out.xml", *(f"--nnx-report={name}" for name in files)]
     result = project(workers, *options, subprocess=workers == "-n2")
-    coloured = {plain(line): line for line in result.outlines}
+    coloured = [plain(line) for line in result.outlines]
     lines = [line for line in coloured if line.startswith("E ")]
 
     # Rows fit and break no word.
@@ -87,18 +86,6 @@ def test_a_failure_in_80_columns_and_in_colours(project, pytester, workers):
     assert f"E         tracers     tracers remain in {LEAF}" in lines
     hint = next(number for number, line in enumerate(lines) if " hint " in line)
     assert lines[hint + 1].startswith("E                     "), "below the text, not below the label"
-
-    # The invariant is red, and the hint green.
-    for shown in lines:
-        margin, _, rest = coloured[shown].partition("E")
-        colours = {*ANY_COLOUR.findall(rest)} - {PLAIN}
-        assert margin in (RED + BOLD, BOLD + RED)
-        if re.match(r"E +(nnx invariant broken|tracers )", shown):
-            assert colours == {RED, BOLD}, shown
-        elif re.match(r"E +hint ", shown):
-            assert colours == {GREEN, BOLD}, shown
-        elif re.match(r"E +(leaked|holds|replay) ", shown):
-            assert not colours, shown
 
     # The short summary names the leaf, and each nesting that is counted has a line.
     assert f"FAILED tests/test_layer.py::test_layer[bad] - nnx tracers: {LEAF}" in coloured

@@ -1,58 +1,48 @@
-"""Workers of xdist: what reports make of what they send, of a crash and of an interruption.
+"""Workers of xdist: what the controller makes of what they send, of a crash and of an interruption; further runs in tests/system/processes/test_runs.py."""
 
-What crosses is tested in tests/unit/test_worker_data.py, runs with workers in tests/system/processes/test_runs.py.
-"""
-
-from types import SimpleNamespace
+import json
 
 import pytest
 
-from pytest_nnxcheck.plugin import reports
-from pytest_nnxcheck.reporting import records
+pytest.importorskip("xdist")
+
+SUITE = """
+import os
+
+@pytest.mark.parametrize("number", range(3))
+@marked(max_examples=0, transforms="jit")
+def test_holds(nnx_wrap, number):
+    nnx_wrap(Model())(1)
+
+@marked(max_examples=0, transforms="jit")
+def test_ends(nnx_wrap):
+    nnx_wrap(Model())(1)
+    END
+"""
 
 
-def test_a_worker_writes_no_report(publisher, tmp_path):
-    publisher.is_worker, publisher.targets = True, (reports.ReportFile(tmp_path / "r.json", "r.json", "option"),)
-    config = SimpleNamespace(getoption=lambda name: False, rootpath=tmp_path)
-    session = SimpleNamespace(config=config, exitstatus=0)
-    assert [*publisher.pytest_sessionfinish(session)] == [None]
-    assert not (tmp_path / "r.json").exists()
-    publisher.is_worker = False
-    assert [*publisher.pytest_sessionfinish(session)] == [None]
-    assert (tmp_path / "r.json").exists()
-
-
-@pytest.fixture
-def publisher(pytester, inner_args):
-    """The controller's publisher of a run."""
-    return reports.Publisher(pytester.parseconfig(*inner_args), (), None, {})
-
-
-def stopped_in(nodeid, nestings=1):
-    test = records.unknown(nodeid)["test"]
-    test["outcome"] = "interrupted"
-    return {"test": test, "nestings": [{}] * nestings}
-
-
-def crash(nodeid):
-    """The report that xdist writes of a test in which its worker crashed, or was interrupted."""
-    return SimpleNamespace(nodeid=nodeid, when="???", failed=True, longreprtext="worker 'gw0' crashed while running it")
-
-
-def test_a_crash_is_an_error_of_its_test(publisher):
-    publisher.pytest_runtest_logreport(crash("a::x"))
-    test = publisher.tests["a::x"]["test"]
-    assert (test["outcome"], test["message"]) == ("error", "worker 'gw0' crashed while running it")
-
-
-def test_an_interrupted_test_is_not_lost_nor_called_a_crash(publisher):
-    publisher.absorb([stopped_in("a::x")])
-    publisher.pytest_runtest_logreport(crash("a::x"))
-    assert publisher.tests["a::x"]["test"]["outcome"] == "interrupted"
-    assert publisher.tests["a::x"]["test"]["message"] == ""
-
-
-def test_what_a_test_told_when_it_ended_stays(publisher):
-    publisher.absorb([stopped_in("a::x", nestings=2)])
-    publisher.absorb([stopped_in("a::x", nestings=1), stopped_in("a::y", nestings=0)])
-    assert {nodeid: len(found["nestings"]) for nodeid, found in publisher.tests.items()} == {"a::x": 2, "a::y": 0}
+@pytest.mark.parametrize(
+    "end, outcome, said, nestings",
+    [("os._exit(1)", "error", "crashed while running", 0), ("pytest.exit('enough')", "interrupted", "", 1)],
+    ids=["crash", "interruption"],
+)
+def test_a_test_that_stops_its_worker_takes_no_other_with_it(run_inner, pytester, end, outcome, said, nestings):
+    asked = [
+        "--nnx-report=report.json",
+        "--nnx-baseline=peaks.json",
+        "--nnx-baseline-update",
+        "-n1",
+        "--max-worker-restart=0",
+    ]
+    result = run_inner(SUITE.replace("END", end), *asked, subprocess=True)
+    assert result.ret != 0
+    report = json.loads((pytester.path / "report.json").read_text(encoding="utf-8"))
+    ends = {test["nodeid"].partition("::")[2]: test for test in report["tests"]}
+    assert {name: test["outcome"] for name, test in ends.items()} == {
+        **{f"test_holds[{number}]": "passed" for number in range(3)},
+        "test_ends": outcome,
+    }
+    assert said in ends["test_ends"]["message"]
+    assert sum(each["nodeid"].endswith("test_ends") for each in report["nestings"]) == nestings
+    result.stdout.fnmatch_lines(["peaks.json is not written: *"])
+    assert not (pytester.path / "peaks.json").exists()

@@ -45,7 +45,7 @@ def test_a_program_over_the_budget_fails_its_test(watch):
             "  peak        128.0 KiB of jit_doubled, memory_budget 100.0 KiB:",
             "              arguments 64.0 KiB + outputs 64.0 KiB + temporaries *",
             "              compiled at test_suite.py:13 (test_large)",
-            "              and 1 more over the budget",
+            "              and 1 more",
             "test_suite.py::test_large  jit_doubled peaks at 128.0 KiB, over 100.0 KiB",
             "2 tests watched: 1 compiled programs over the budget*",
         ]

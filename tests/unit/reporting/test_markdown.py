@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from markdown_it import MarkdownIt
 
-from pytest_nnxcheck.reporting.pages import markdown
+from pytest_nnxcheck.reporting import markdown
 from pytest_nnxcheck.reporting.records import plain
 
 PARTS = [
@@ -68,23 +68,7 @@ def test_code_says_the_name_itself(name):
 
 
 def test_a_run_reads_well(golden):
-    golden("report.md", markdown.render(documents.mixed()))
-
-
-def test_the_message_and_the_program_are_folded_away():
-    document = documents.mixed()
-    document["nestings"][2]["program_text"] = "print(1)"
-    html = PARSER.render(markdown.render(document))
-    assert (
-        "<details><summary><code>test_model.py::test_broken</code>: memory under <code>jit &#62; scan</code></summary>"
-        in html
-    )
-    assert '<pre><code class="language-text">nnx invariant broken: memory' in html
-    assert '<pre><code class="language-python">print(1)' in html
-    document["nestings"][2]["program_text"] = "print(1)\n" * 1000
-    assert "language-python" not in PARSER.render(markdown.render(document))
-    assert "<td>3: 3 passed</td>" in html
-    assert html.count("<details>") == html.count("</details>") == 2
+    golden("report.md", markdown.render(documents.whole()))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +102,33 @@ def test_what_fits_is_not_cut():
     assert text.count("<details>") == 20
 
 
-def test_it_says_what_was_not_run():
-    stopped = documents.ended("t.py::t", documents.BROKEN, end="failed", not_run=12)
-    known = documents.ended("t.py::u", documents.BROKEN, end="xfailed", not_run=3)
-    text = markdown.render(documents.document(stopped, known))
-    assert re.search(r"^14 nestings of 2 tests: 2 failed, .*, 15 not run", text, re.MULTILINE)
-    assert re.search(r"^\| `t.py::u` \| 7: 1 failed, .*, 3 not run \|", text, re.MULTILINE)
-    assert "not run" not in markdown.render(documents.mixed())
+# --- the summary page of a step of GitHub Actions
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"GITHUB_ACTIONS": "false", "GITHUB_STEP_SUMMARY": "x"}, {"GITHUB_STEP_SUMMARY": "x"}]
+)
+def test_elsewhere_there_is_no_summary(environ):
+    assert markdown.step_summary(environ) is None
+
+
+def test_the_summary_is_added_to_what_is_there(tmp_path):
+    file = tmp_path / "summary.md"
+    file.write_text("# Before\n")
+    assert markdown.step_summary({"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(file)}) == file
+    markdown.append(file, documents.mixed())
+    assert file.read_text().startswith("# Before\n\n## ✗ nnx invariants: 1 of 2 tests failed\n")
+    markdown.append(file, documents.mixed())
+    assert file.read_text().count("## ✗ nnx") == 2
+
+
+@pytest.mark.parametrize("there", [0, 1024 * 1024 - 3_000, 1024 * 1024 - 10, 2 * 1024 * 1024])
+def test_the_summary_never_grows_over_what_github_takes(tmp_path, there):
+    file = tmp_path / "summary.md"
+    file.write_bytes(b"x" * there)
+    tests = [
+        documents.ended(f"t.py::test_{n:04}", documents.BROKEN, end="failed", message="é" * 9_000) for n in range(100)
+    ]
+    markdown.append(file, documents.document(*tests))
+    assert file.stat().st_size <= max(there, markdown.STEP)
+    assert (file.stat().st_size > there) == (there < 1024 * 1024 - 10)

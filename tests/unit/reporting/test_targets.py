@@ -1,8 +1,7 @@
 """What is said of the compilers of targets, from data alone: in the message, in the line of a test, and in reports."""
 
 import json
-from dataclasses import fields, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
 import documents
 import pytest
@@ -22,9 +21,7 @@ from pytest_nnxcheck.invariants.memory import (
     PeakOverBudget,
     StateCopied,
 )
-from pytest_nnxcheck.plugin import hooks
-from pytest_nnxcheck.reporting import records, report, tally, target_rows
-from pytest_nnxcheck.reporting.pages import html_nesting, html_page, markdown
+from pytest_nnxcheck.reporting import earlier, records, report, target_rows
 from pytest_nnxcheck.reporting.violations import worded
 
 GIB = 2**30
@@ -214,13 +211,11 @@ def test_facts_of_targets(fact, text):
 def test_the_line_of_a_test_has_the_worst_program_of_each_target():
     refused = held(REFUSED, LEFT_OUT, nesting="jit > scan")
     checked = report.Report((held(V5E, H100), held(LARGE, LEFT_OUT, nesting="jit > vmap"), refused), Settings())
-    assert dict(report.properties(checked))["nnx_targets"] == (
+    assert dict(report.properties(report.head(checked)))["nnx_targets"] == (
         "does not fit v5e: 18.2 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB"
     )
-    assert report.summary(checked) == (
-        "3 nestings: 3 passed; does not fit v5e: 18.2 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB"
-    )
-    assert "nnx_targets" not in dict(report.properties(report.Report((held(),), Settings())))
+    assert str(checked) == ("3 nestings: 3 passed; does not fit v5e: 18.2 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB")
+    assert "nnx_targets" not in dict(report.properties(report.head(report.Report((held(),), Settings()))))
 
 
 @pytest.mark.parametrize(
@@ -236,20 +231,12 @@ def test_a_target_in_a_few_words(on, text):
     assert target_rows.brief([on]) == text
 
 
-@pytest.mark.parametrize("verbosity, shown", [(0, False), (1, True)])
-def test_the_seconds_of_targets_are_told_with_v(verbosity, shown):
-    properties = dict(report.properties(report.Report((held(V5E, H100), held(V5E, nesting="jit > scan")), Settings())))
-    line = hooks._line("t.py::t", properties, SimpleNamespace(get_verbosity=lambda: verbosity))
-    assert line.endswith("\n    compiled for targets: v5e 3.0 s, h100 2.0 s") == shown
-    assert "fits v5e" in line
-
-
 # --- two calls in one test
 
 
 def test_of_two_calls_the_worse_program_of_each_target_is_kept():
     small, large = held(V5E, LEFT_OUT, peak=5), held(LARGE, H100)
-    for both in (tally.worse(small, large), tally.worse(large, small)):
+    for both in (report.worse(small, large), report.worse(large, small)):
         assert {on.target: (on.peak, on.seconds) for on in both.evidence.targets} == {
             "v5e": (LARGE.peak, 3.0),
             "h100": (H100.peak, 2.0),
@@ -266,61 +253,23 @@ def test_of_two_calls_the_worse_program_of_each_target_is_kept():
 )
 def test_which_program_is_worse(better, worse):
     for order in ((better, worse), (worse, better)):
-        assert tally.worst_of_targets(order) == (worse,)
+        assert report.worst_of_targets(order) == (worse,)
 
 
 def test_the_targets_of_a_call_are_kept_beside_the_evidence_of_another():
     broken = Outcome(Nesting.parse("jit"), "violated", (Violation("tracers"),), evidence=documents.EVIDENCE)
-    for both in (tally.worse(broken, held(V5E)), tally.worse(held(V5E), broken)):
+    for both in (report.worse(broken, held(V5E)), report.worse(held(V5E), broken)):
         assert both.evidence == replace(documents.EVIDENCE, targets=(V5E,))
     failed = Outcome(Nesting.parse("jit"), "failed")
-    assert tally.worse(failed, held(V5E)).evidence == Evidence(targets=(V5E,))
+    assert report.worse(failed, held(V5E)).evidence == Evidence(targets=(V5E,))
 
 
 # --- reports
 
 
-def reported(*outcomes):
-    return documents.document(documents.ended("t.py::t", outcomes))
-
-
 def test_a_target_survives_the_trip_through_json():
-    found = reported(held(EVERYTHING, LEFT_OUT))
-    assert violates(found) == []
-    (nesting,) = json.loads(records.render(found))["nestings"]
-    assert records.targets_of([nesting]) == (EVERYTHING, LEFT_OUT)
-    assert nesting["targets"][0].keys() == {each.name for each in fields(OnTarget)}
-    assert violates(reported(held()) | {"nestings": [nesting | {"targets": [{"target": "v5e"}]}]})
-
-
-def test_markdown_has_a_column_where_there_are_targets():
-    broken = documents.outcome("jit", "violated", evidence=Evidence(targets=(LARGE,)))
-    bad = documents.ended("u.py::u", [held(V5E, H100, nesting="jit > scan"), broken], end="failed")
-    good = documents.ended("t.py::t", [held(V5E), held(V5E, H100, nesting="jit > scan")])
-    without = documents.ended("v.py::v")
-    text = markdown.render(documents.document(bad, good, without))
-    assert "| test | broken | smallest nesting | peak | budget | targets |\n|---|---|---|---:|---:|---|\n" in text
-    assert "| `u.py::u` | memory | `jit` | 5.0 MiB | 4.0 MiB | does not fit v5e: 18.2 of 15.75 GiB |\n" in text
-    assert "| `t.py::t` | 2: 2 passed | - | - | fits v5e: 3.1 of 15.75 GiB; fits h100: 20.0 of 59.33 GiB |\n" in text
-    assert "| `v.py::v` | 3: 3 passed | 5.0 MiB | 6.0 MiB | - |\n" in text
-    assert "targets" not in markdown.render(documents.mixed())
-
-
-def test_the_page_has_a_row_a_target_and_tells_it_once():
-    unfit = (Violation("memory", findings=(DoesNotFit(on=LARGE),)),)
-    told = worded(held(LARGE, nesting="jit > scan", verdict="violated", violations=unfit))
-    found = reported(held(V5E), told)
-    page = html_page.render(found)
-    assert '<dt class="">v5e</dt><dd class="">fits: peak 3.1 GiB of 15.75 GiB</dd>' in page
-    assert '<span class="summary">2 nestings: 1 failed, 1 passed · does not fit v5e: 18.2 of 15.75 GiB</span>' in page
-    assert html_nesting.cause(found["nestings"][1]).count("peak 18.2 GiB does not fit 15.75 GiB") == 1
-    assert "v5e" not in html_page.render(documents.mixed())
-
-
-def test_the_page_says_whose_peak_it_is_where_there_are_targets():
-    on_cpu, beside = reported(
-        documents.outcome("jit"),
-        documents.outcome("jit > scan", evidence=replace(documents.EVIDENCE, targets=(V5E,))),
-    )["nestings"]
-    assert [">peak on the CPU</dt>" in html_nesting.cause(nesting) for nesting in (on_cpu, beside)] == [False, True]
-    assert [">peak</dt>" in html_nesting.cause(nesting) for nesting in (on_cpu, beside)] == [True, False]
+    found = documents.document(documents.ended("t.py::t", [held(EVERYTHING, LEFT_OUT)]))
+    text = records.render(found)
+    assert violates(json.loads(text)) == []
+    assert earlier.parse(text) == found
+    assert found.nestings[0].targets == (EVERYTHING, LEFT_OUT)

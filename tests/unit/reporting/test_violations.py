@@ -18,7 +18,7 @@ from pytest_nnxcheck.invariants.donation import LostBuffer, UpdateDropped, Viewe
 from pytest_nnxcheck.invariants.memory import ConstantsCaptured, PeakOverBudget, StateCopied
 from pytest_nnxcheck.invariants.parity import ValueDiffers
 from pytest_nnxcheck.invariants.tracers import StateTouched, TracerLeft, asks_to_hand_on
-from pytest_nnxcheck.reporting import left_out, tally
+from pytest_nnxcheck.reporting import left_out, report
 from pytest_nnxcheck.reporting.violations import worded
 from pytest_nnxcheck.values.effects import Difference
 
@@ -47,8 +47,8 @@ def differs(path, **difference):
 
 def test_the_seconds_of_a_nesting_add_up():
     held, violated = Outcome(Nesting(), "held", seconds=5.0), Outcome(Nesting(), "violated", seconds=0.5)
-    assert tally.worse(held, violated).seconds == tally.worse(violated, held).seconds == 5.5
-    assert tally.worse(held, violated).verdict == "violated"
+    assert report.worse(held, violated).seconds == report.worse(violated, held).seconds == 5.5
+    assert report.worse(held, violated).verdict == "violated"
 
 
 def test_findings_without_a_row_are_counted():

@@ -9,12 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
+from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records, target_rows
-from pytest_nnxcheck.reporting.records import Record, Records
-from pytest_nnxcheck.reporting.tally import counts
+from pytest_nnxcheck.reporting import target_rows
+from pytest_nnxcheck.reporting.records import Document, Head, Record
+from pytest_nnxcheck.reporting.report import counts, worst_of_targets
 
 COMMENT = 65_536
 """Bytes that the comment of a pull request may have on GitHub; the characters that it counts are never more."""
@@ -32,35 +32,31 @@ _TABLE = "| test | broken | smallest nesting | peak | budget |\n|---|---|---|---
 _PASSED = "| test | nestings | worst peak | of budget |\n|---|---|---:|---:|\n"
 
 
-def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
+def render(document: Document, limit: int = COMMENT) -> str:
     """The text of a ``.md`` report, of at most ``limit`` bytes."""
-    tests = records.by_test(document)
-    bad = [record for record in tests if not records.passed(record["test"])]
-    good = [record for record in tests if records.passed(record["test"])]
+    tests = document.records
+    bad = [record for record in tests if not record.head.passed]
+    good = [record for record in tests if record.head.passed]
     space = _Space(limit - _RESERVED)
-    space.take(_head(document, bad, tests))
-    on_targets = any(nesting["targets"] for nesting in document["nestings"])
+    space.take(_head(document, bad))
+    on_targets = any(record.head.targets for record in tests)
     table, passed = map(_with_targets, (_TABLE, _PASSED)) if on_targets else (_TABLE, _PASSED)
-    cell = _on_targets if on_targets else lambda _: ""
-    rows = space.fill(table, (_failing_row(record, cell) for record in bad))
+    rows = space.fill(table, (_failing_row(record, on_targets=on_targets) for record in bad))
     detailed = space.fill("", map(_details, bad))
     left = len(bad) - min(rows, detailed)
     if good:
-        label = f"{counted(len(good), 'test')} passed or skipped"
-        told = (_passing_row(record, cell) for record in good)
-        left += len(good) - space.fill(_open(label) + passed, told, "\n</details>\n")
-    if measured := [record for record in tests if record["test"]["un_nested_peak"]]:
-        pieces = sum(len(record["test"]["advice"]) for record in measured)
+        told = (_passing_row(record, on_targets=on_targets) for record in good)
+        opened = _open(f"{counted(len(good), 'test')} passed or skipped")
+        left += len(good) - space.fill(opened + passed, told, "\n</details>\n")
+    if measured := [record.head for record in tests if record.head.un_nested_peak]:
+        pieces = sum(len(head.advice) for head in measured)
         advice = f", and advice on {pieces} of them" if pieces else ""
-        space.fill(
-            _open(f"Where the bytes of the un-nested calls are{advice}"), map(_memory, measured), "\n</details>\n"
-        )
+        opened = _open(f"Where the bytes of the un-nested calls are{advice}")
+        space.fill(opened, map(_memory, measured), "\n</details>\n")
     if left:
-        space.take(
-            f"\n{left} more tests do not fit in here, or not with their messages: see the .html or .json report.\n",
-            force=True,
-        )
-    return space.text()
+        more = f"{left} more tests do not fit in here, or not with their messages: see the .html or .json report."
+        space.take(f"\n{more}\n", force=True)
+    return "".join(space.parts)
 
 
 def step_summary(environ: Mapping[str, str]) -> Path | None:
@@ -69,7 +65,7 @@ def step_summary(environ: Mapping[str, str]) -> Path | None:
     return Path(summary) if summary else None
 
 
-def append(summary: Path, document: Mapping[str, Any]) -> None:
+def append(summary: Path, document: Document) -> None:
     """Add the run to the summary of the step, as much of it as fits. Raises `OSError`."""
     _append(summary, lambda limit: render(document, limit))
 
@@ -81,7 +77,7 @@ def append_watch(summary: Path, count: str, lines: Iterable[str]) -> None:
         space = _Space(limit)
         space.take(f"## ✗ nnx watch\n\n{text(count)}\n\n", force=True)
         space.fill("", (f"* {text(line)}\n" for line in lines))
-        return space.text()
+        return "".join(space.parts)
 
     _append(summary, render_watch)
 
@@ -125,25 +121,20 @@ class _Space:
             self.parts.append(tail)
         return taken
 
-    def text(self) -> str:
-        return "".join(self.parts)
 
-
-def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records]) -> str:
-    packages = document["run"].get("packages", {})
+def _head(document: Document, bad: list[Record]) -> str:
+    tests, packages = document.records, document.run.packages
     versions = ", ".join(f"{text(name)} {text(packages[name])}" for name in ("jax", "flax") if name in packages)
     if not tests:
         return f"## nnx invariants: no marked test ran\n\n{versions}\n\n"
     verdict = f"✗ nnx invariants: {len(bad)} of {len(tests)} tests failed" if bad else "✓ nnx invariants: all pass"
     total = Counter[str]()
     for record in tests:
-        total.update(record["test"]["counts"])
-    nestings = len(document["nestings"])
-    left = sum(record["test"]["not_run"] for record in tests)
+        total.update(record.head.counts)
+    left = sum(record.head.not_run for record in tests)
     verdicts = (counts(total) or "none") + (f", {left} not run" if left else "")
-    return (
-        f"## {verdict}\n\n{counted(nestings, 'nesting')} of {counted(len(tests), 'test')}: {verdicts}  \n{versions}\n\n"
-    )
+    what = f"{counted(len(document.nestings), 'nesting')} of {counted(len(tests), 'test')}"
+    return f"## {verdict}\n\n{what}: {verdicts}  \n{versions}\n\n"
 
 
 def _with_targets(table: str) -> str:
@@ -152,52 +143,51 @@ def _with_targets(table: str) -> str:
     return f"{names} targets |\n{rule}---|\n"
 
 
-def _on_targets(nestings: list[Record]) -> str:
-    """The cell of that column."""
-    return f" {text(target_rows.brief(records.targets_of(nestings))) or '-'} |"
+def _failing_row(record: Record, *, on_targets: bool) -> str:
+    shown = record.shown
+    cells = [code(record.head.nodeid), text(record.broken), code(shown.nesting) if shown else "-"]
+    cells += [_bytes(shown.peak), _bytes(shown.budget)] if shown else ["-", "-"]
+    return _row([*cells, *([_brief(shown.targets if shown else ())] if on_targets else [])])
 
 
-def _failing_row(record: Records, cell: Callable[[list[Record]], str]) -> str:
-    shown = records.shown(record)
-    nesting = code(shown["nesting"]) if shown else "-"
-    peak, budget = (_bytes(shown["peak"]), _bytes(shown["budget"])) if shown else ("-", "-")
-    row = f"| {code(record['test']['nodeid'])} | {text(records.broken(record))} | {nesting} | {peak} | {budget} |"
-    return f"{row}{cell([shown] if shown else [])}\n"
+def _passing_row(record: Record, *, on_targets: bool) -> str:
+    head = record.head
+    left = f", {head.not_run} not run" if head.not_run else ""
+    tried = f"{len(record.nestings)}: {counts(head.counts)}{left}" if record.nestings else head.outcome
+    cells = [code(head.nodeid), text(tried), _bytes(head.peak), _bytes(head.budget)]
+    return _row([*cells, *([_brief(head.targets)] if on_targets else [])])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def _passing_row(record: Records, cell: Callable[[list[Record]], str]) -> str:
-    test, worst = record["test"], records.worst_peak(record)
-    name = code(test["nodeid"])
-    left = f", {test['not_run']} not run" if test["not_run"] else ""
-    tried = f"{len(record['nestings'])}: {counts(test['counts'])}{left}" if record["nestings"] else test["outcome"]
-    peak, budget = (_bytes(worst["peak"]), _bytes(worst["budget"])) if worst else ("-", "-")
-    return f"| {name} | {text(tried)} | {peak} | {budget} |{cell(record['nestings'])}\n"
+def _brief(targets: Iterable[OnTarget]) -> str:
+    return text(target_rows.brief(worst_of_targets(targets))) or "-"
 
 
-def _memory(record: Records) -> str:
-    test = record["test"]
-    rows = [*test["un_nested_peak"], *(("advice", piece) for piece in test["advice"])]
-    return f"{code(test['nodeid'])}\n\n" + fenced("\n".join(f"{label:<10}{words}" for label, words in rows)) + "\n"
+def _memory(head: Head) -> str:
+    rows = [*head.un_nested_peak, *(("advice", piece) for piece in head.advice)]
+    return f"{code(head.nodeid)}\n\n" + fenced("\n".join(f"{label:<10}{words}" for label, words in rows)) + "\n"
 
 
 def _open(label: str) -> str:
     return f"<details><summary>{label}</summary>\n\n"
 
 
-def _details(record: Records) -> str:
-    shown = records.shown(record)
-    where = f" under {html_code(shown['nesting'])}" if shown else ""
-    label = f"{html_code(record['test']['nodeid'])}: {text(records.broken(record))}{where}"
-    message = record["test"]["message"] or record["test"]["outcome"]
+def _details(record: Record) -> str:
+    shown, message = record.shown, record.head.message or record.head.outcome
+    where = f" under {html_code(shown.nesting)}" if shown else ""
+    label = f"{html_code(record.head.nodeid)}: {text(record.broken)}{where}"
     if len(message) > _LONGEST:
         message = f"{message[:_LONGEST]}\n... {len(message) - _LONGEST} characters more"
     parts = [_open(label), fenced(message)]
-    if shown and 0 < len(shown["program_text"]) <= _LONGEST:  # a part of a program is of no use
-        parts += ["\nThe same without the plugin:\n\n", fenced(shown["program_text"], "python")]
+    if shown and 0 < len(shown.program_text) <= _LONGEST:  # a part of a program is of no use
+        parts += ["\nThe same without the plugin:\n\n", fenced(shown.program_text, "python")]
     return "".join([*parts, "\n</details>\n\n"])
 
 

@@ -1,1 +1,0 @@
-"""A run as a page that people read: HTML, and Markdown."""
