@@ -76,7 +76,7 @@ def compose(call: Call, others: str, usage: Usage, test: Report, path: str, outc
     taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)} - {"nnx_wrap"}
     own = "\n\n".join(ours)
     imports = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *copied.imports}
-    imports |= {f"import {name}" for name in ("contextlib", "itertools", "types") if name in globals_in(own)}
+    imports |= {f"import {name}" for name in ("contextlib", "types") if name in globals_in(own)}
     if any(taken & bound_in(text) for text in ours):  # names of ours that the user's code has too
         indented = textwrap.indent(own, "    ")
         own = f"def with_own_names():\n{indented}\n\n    return nnx_wrap\n\nnnx_wrap = with_own_names()"
@@ -228,9 +228,9 @@ def wrapped_text(call: Call, copied: Slice, look: Looks, others: str = "") -> st
     if others:
         # Those before held, so that they do under the layers what they do without.
         made = "abstractly(subject, *args, **kwargs)" if abstract else "subject(*args, **kwargs)"
-        lines[:0] = [f"if next(CALLS) {others}:\n    return {made}"]
+        lines.insert(0, f"if next(CALLS) {others}: return {made}")
     body = textwrap.indent("\n".join(lines), " " * 8)
-    count = "CALLS = itertools.count()\n\n" if others else ""
+    count = "CALLS = iter(range(10**6))\n\n" if others else ""  # an import less
     return f"{count}def nnx_wrap(subject):\n    def wrapped(*args, **kwargs):\n{body}\n    return wrapped"
 
 
