@@ -155,9 +155,6 @@ INVARIANT_ROWS = tuple(sorted(_built_in(Path(__file__).parents[1] / "invariants"
 INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
 """The invariants that are asserted by default."""
 
-OPTIONAL_INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if not row.default)
-"""The invariants that are asserted only where they are named."""
-
 TARGETED = frozenset(row.name for row in INVARIANT_ROWS if row.targeted)
 """The invariants that the compilers of targets judge as well."""
 
