@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +15,12 @@ from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Evidence, Leak, Observation
-from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
+from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
 from pytest_nnxcheck.core.notes import Fact, RaisedUnNested
 from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
+from pytest_nnxcheck.engine import trials
 from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
 from pytest_nnxcheck.engine.observe import TRACED, How, is_small, observe, tells
 from pytest_nnxcheck.engine.on_targets import OnTargets
@@ -31,9 +31,7 @@ from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.subject import bind, signature
-from pytest_nnxcheck.transforms import trials
 from pytest_nnxcheck.transforms.compose import baseline_for, maps_written
-from pytest_nnxcheck.transforms.fitness import unfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -133,12 +131,11 @@ def prepared(call: Call) -> tuple[Call, Reference | None, Nesting | None]:
     require_slices(call)
     facts = profile_of(call)
     call = replace(call, profile=facts)
-    if misfit := misfit_of(call, facts):
+    if misfit := trials.misfit_of(call):
         raise Unfit(misfit)
-    baseline = baseline_for(call.nesting)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
     reference = reference_of(call) if call.settings.compares_values else None
-    return call, reference, None if unfit(call.subject, facts, baseline) else baseline
+    return call, reference, baseline_for(call.nesting)
 
 
 def profile_of(call: Call) -> Profile:
@@ -166,22 +163,6 @@ def require_slices(call: Call) -> None:
     with contextlib.suppress(targets.LeftOut):
         for word in call.settings.target:
             targets.target_of(parse_target(word), targets.mesh_of(arrays))
-
-
-def misfit_of(call: Call, facts: Profile) -> Misfit | None:
-    """Say why a layer of the nesting cannot take the call; `None` if all can.
-
-    A layer that differentiates cannot take a call that has no gradient by its parameters, or by its inputs.
-    """
-    if misfit := unfit(call.subject, facts, call.nesting):
-        return misfit
-    for layer in call.nesting.layers:
-        if layer.row.pair == "gradients":
-            by_inputs = layer.captures
-            find_out = functools.partial(trials.no_gradient, call.subject, facts, by_inputs=by_inputs)
-            if misfit := call.tried("no gradient", find_out, by_inputs):
-                return misfit
-    return None
 
 
 def reference_of(call: Call) -> Reference | None:
@@ -275,7 +256,7 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
     call = replace(call, profile=UNKNOWN)
     call.announce()
     call.example.require_values(call.subject)
-    fits = unfit(call.subject, UNKNOWN, call.nesting) is None
+    fits = impossible(call.nesting) is None
     bare = Observation(call.nesting, call.subject.state)
     ran = Ran(call, observe(call, call.nesting, How(donate="none")) if fits else bare)
     violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()

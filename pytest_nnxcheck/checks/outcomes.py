@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import rows_of
@@ -16,7 +18,7 @@ from pytest_nnxcheck.core.notes import Fact, Mapped, Note, ValueAsked
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine import causes
+from pytest_nnxcheck.engine import causes, trials
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import How, observe
 from pytest_nnxcheck.engine.ran import Ran
@@ -221,7 +223,9 @@ def raised(ran: Ran, error: Exception) -> Checked:
     if isinstance(error, Unfit):
         return left_out(call, error.misfit)
     inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
-    if misfit := refusals.fault_of_jax(error, inside):
+    if refusals.branch_in_a_loop(error, inside):
+        return left_out(call, Misfit("branch in a loop", jax.__version__))
+    if misfit := None if observation.leaks else trials.refusing(call, error):
         return left_out(call, misfit)
     if call.nesting.captures and refusals.is_refusal(error) and not observation.leaks:
         # Flax refused a closure layer, and left everything clean; without one the exception is the module's own.

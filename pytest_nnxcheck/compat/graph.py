@@ -20,7 +20,7 @@ from jax._src import core
 from jax.tree_util import DictKey, tree_flatten_with_path
 
 from pytest_nnxcheck.compat.arrays import describe, in_type, is_held_ref, is_ref, value_of
-from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
+from pytest_nnxcheck.compat.flax_modes import iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.owner import is_library_file, of_file
 from pytest_nnxcheck.core.text import near
 
@@ -333,28 +333,6 @@ def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     if getattr(code, "co_name", "") == "cache_args_wrapper" and {"f", "cached_args"} <= cells.keys():
         return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents)
     return None
-
-
-def loops_that_compare() -> frozenset[str]:
-    """The argument layers that refuse a module whose static attributes a step changed: `nnx.scan` takes it from flax 0.12 on.
-
-    Tried on all versions.
-    """
-    always = frozenset(("while_loop", "fori_loop", "cond", "switch"))
-    return always if _flax() >= (0, 12) else always | {"scan"}
-
-
-def layers_that_keep_variables() -> frozenset[str]:
-    """The argument layers that refuse a call which replaces a Variable by another; the ``fori_loop`` of flax 0.12 takes it.
-
-    Tried on all versions, and on flax 0.11.2.
-    """
-    always = frozenset(("while_loop", "cond", "switch"))
-    return always if _flax() >= (0, 12) else always | {"fori_loop"}
-
-
-def _flax() -> tuple[int, ...]:
-    return tuple(map(int, flax_version().split(".")[:2]))
 
 
 def remat_updates_can_be_off() -> bool:

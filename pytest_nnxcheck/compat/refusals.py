@@ -11,10 +11,6 @@ import traceback
 import jax
 from flax import errors, nnx
 
-from pytest_nnxcheck.compat.frames import raised_by_library
-from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.text import first_line
-
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 _WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "graph-mode", "captured variable")
@@ -54,7 +50,7 @@ def _nnx_says(error: BaseException | None, words: tuple[str, ...]) -> bool:
     """True if the exception is a plain ValueError out of the files of `flax.nnx` with one of these words."""
     if not isinstance(error, ValueError) or not any(word in str(error).lower() for word in words):
         return False
-    return str(pathlib.Path(nnx.__file__).parent) in traceback.extract_tb(error.__traceback__)[-1].filename
+    return is_of_flax(error)
 
 
 def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
@@ -79,28 +75,22 @@ def mode_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {subject}{sentences[0].rstrip('. ')}"
 
 
-_NO_RULE = (
-    "Cannot `vmap` ordered IO callback.",
-    "performing a set/swap operation with vmapped value on an unbatched array reference",
-    "performing an addupdate operation with vmapped value on an unbatched array reference",
-)
-"""The first words of jax's exceptions where it maps an ordered `io_callback`, all versions, or a write to a captured `jax.Ref`, from jax 0.7 on."""
+def is_of_flax(error: BaseException) -> bool:
+    """True if code of flax raised the exception, and not of jax, as far as its traceback tells."""
+    return (
+        error.__traceback__ is not None
+        and str(pathlib.Path(nnx.__file__).parent) in traceback.extract_tb(error.__traceback__)[-1].filename
+    )
 
 
-def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit | None:
-    """The fault of jax itself, which cannot take the call under ``transforms`` inside a jit; `None` for any other exception.
+def branch_in_a_loop(error: BaseException, transforms: list[str]) -> bool:
+    """True if jax fails an ``assert`` without text in its rule for conditionals, under ``transforms`` inside a jit: no one layer raises alone.
 
-    No rule: ``ragged_dot`` under `jax.vmap`, or a callback without a way to map it. All versions raise `NotImplementedError`, or another type
-    with the words of ``_NO_RULE``. An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, fails an ``assert``
-    without text in jax's rule for conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
+    A call that draws random numbers, in a branch, in a loop, differentiated. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax
+    0.10.2 and 0.12 do not.
     """
-    if error is None or not transforms:
-        return None
-    without_rule = type(error) is NotImplementedError or any(map(str(error).startswith, _NO_RULE))
-    if without_rule and raised_by_library(error):
-        return Misfit("no rule", jax.__version__, first_line(error))
-    if type(error) is not AssertionError or str(error):
-        return None
     names = iter(transforms)
-    nested = all(any(name in kind for name in names) for kind in (("grad",), ("scan", "fori_loop"), ("cond", "switch")))
-    return Misfit("branch in a loop", jax.__version__) if nested else None
+    kinds = (("grad",), ("scan", "fori_loop"), ("cond", "switch"))
+    return (
+        type(error) is AssertionError and not str(error) and all(any(name in kind for name in names) for kind in kinds)
+    )

@@ -59,12 +59,12 @@ class Transform(NamedTuple):
     @property
     def fixes_state(self) -> bool:
         """True if, as an argument layer, it cannot take a call that adds state."""
-        return bool(self.loop) or self.branches or not self.adds_state
+        return self.carries or not self.adds_state
 
     @property
-    def keeps_types(self) -> bool:
-        """True if the call must leave the types of the state as they are: in a carry, beside a branch that skips it, for a second call."""
-        return bool(self.loop) or self.branches or self.pair == "first call"
+    def carries(self) -> bool:
+        """True if it hands the state on as it is: in a carry, or beside a branch that skips the call."""
+        return bool(self.loop) or self.branches
 
     @property
     def grows(self) -> bool:
@@ -154,9 +154,6 @@ INVARIANT_ROWS = tuple(sorted(_built_in(Path(__file__).parents[1] / "invariants"
 
 INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
 """The invariants that are asserted by default."""
-
-OPTIONAL_INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if not row.default)
-"""The invariants that are asserted only where they are named."""
 
 TARGETED = frozenset(row.name for row in INVARIANT_ROWS if row.targeted)
 """The invariants that the compilers of targets judge as well."""

@@ -124,7 +124,7 @@ MisfitKind = Literal[
     "backwards", "inside itself",
     "retyped", "retyped, twice", "relabelled", "added", "removed", "replaced", "attributes set", "sharded leaf",
     "no float input", "no parameter", "no float output", "no derivative",
-    "no graph updates", "hidden arrays", "own jit", "no nnx.shard_map", "no rule", "branch in a loop",
+    "no graph updates", "hidden arrays", "own jit", "no nnx.shard_map", "refused", "branch in a loop",
     "reference carried", "in references",
 ]  # fmt: skip
 

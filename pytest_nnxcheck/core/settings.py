@@ -16,7 +16,6 @@ from pytest_nnxcheck.core.catalogue import (
     FURTHER,
     INVARIANTS,
     MODES,
-    OPTIONAL_INVARIANTS,
     STYLES,
     TRANSFORMS,
     default_invariants,
@@ -100,7 +99,7 @@ class Settings:
         INVARIANTS,
         kinds.words(invariant_names),
         "what to check: tracers (none leaks), memory (the peak stays within its budget), donation (donated buffers are reused); the list replaces"
-        f" these three, and may also have {', '.join(OPTIONAL_INVARIANTS)}, and your own",
+        " these, and may also have the other invariants of the documents, and your own",
         "invariants.md",
     )
     transforms: tuple[str, ...] = _select(

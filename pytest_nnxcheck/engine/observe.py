@@ -321,15 +321,12 @@ def traced_without_values(root: Root, guards: Guards, state: Any) -> Seen:
 
 
 def hand_out(staged: Staged, example: Example) -> tuple[Any, Any]:
-    """Give the output and the leaves of the state: the values that the program hands through, and stand-ins for the rest.
-
-    Raises `uncomputed.NoStandIn`.
-    """
+    """Give the output and the leaves of the state: the values that the program hands through, and stand-ins for the rest."""
     jaxpr, arguments = staging.open_jaxpr(staged.traced.jaxpr), jax.tree.leaves(staged.arguments)
     results = []
     for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):
         if source is None:
-            results.append(uncomputed.stand_in(var.aval, arguments))
+            results.append(uncomputed.stand_in(var.aval))
             example.stand_ins[id(results[-1])] = results[-1]
         else:
             results.append(arguments[source])

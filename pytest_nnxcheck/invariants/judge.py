@@ -69,7 +69,8 @@ def can_judge(row: InvariantRow, observation: Observation, *, broken: bool) -> b
     Values are compared where the call ended, left no tracers, and broke nothing else; an invariant of the user's own is asked where it ended
     and left none, whatever else broke.
     """
+    if row.runs and observation.abstract:
+        return False
     if row.function is not None:
-        measured = observation.memory is not None or not row.compiled
-        return observation.settled and measured and not (row.runs and observation.abstract)
+        return observation.settled and (observation.memory is not None or not row.compiled)
     return observation.settled and not broken if row.values else True

@@ -49,7 +49,7 @@ def second_call(ran: Ran) -> tuple[TypeMoved, ...]:
     """
     call, observation = ran.call, ran.observation
     subject, nesting = call.subject, observation.nesting
-    if not observation.settled or observation.abstract:
+    if not observation.settled:
         return ()
     if nesting.layers[:1] == (Layer(JIT, "functional"),):
         return tuple(types_moved(subject, subject.state, observation.state))
@@ -63,7 +63,7 @@ def second_call(ran: Ran) -> tuple[TypeMoved, ...]:
 def inner_jits(ran: Ran) -> tuple[JitTracedAgain, ...]:
     """The jits inside the call that trace the same in each; the same under every nesting."""
     call, observation = ran.call, ran.observation
-    if not ran.measured or not observation.settled or observation.abstract:
+    if not ran.measured or not observation.settled:
         return ()
     return call.tried("inner jits", lambda: jits_traced_again(call.subject))
 

@@ -27,7 +27,7 @@ MISFITS: dict[MisfitKind, str] = {
     "own jit": "a jitted function that {of} keeps has captured what {of} holds, and goes on with that whatever it holds"
     " by now: hand the module to the jitted function as an argument",
     "no nnx.shard_map": "flax {of} has no nnx.shard_map",
-    "no rule": "jax {of} cannot do this: {other}",
+    "refused": "{of} cannot do this: {other}",
     "reference carried": "{carries}, and jax takes no reference in a carry, such as {of}",
     "in references": "not supported in references: {other}",
     "branch in a loop": "jax {of} cannot differentiate a branch in a loop for this call",

@@ -85,6 +85,8 @@ class StateUse:
     """The metadata of Variables that it changes: path, name, value before, value after."""
     replaced: tuple[Path, ...] = ()
     """The Variables in whose place it puts another Variable."""
+    poisoned: bool = False
+    """True if it leaves tracers in a module, outside of the leaves."""
     restructured: bool = False
     """True if it sets attributes that are no arrays."""
     unused: tuple[int, ...] = ()
@@ -96,7 +98,7 @@ class StateUse:
     lost: frozenset[Path] = frozenset()
     """The references that it leaves as they are, and would change as arrays: a transform of flax inside of it writes to copies of them."""
     restored: frozenset[Path] = frozenset()
-    """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. FoundTracer out only where a ``vmap`` failed."""
+    """The leaves that it writes and gives their value back, see `engine.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
 
     @property
     def written(self) -> frozenset[Path]:
@@ -273,6 +275,7 @@ def state_of(evaluation: Evaluation) -> StateUse:
         replaced=tuple(
             path for path, variable in old.variables.items() if new.variables.get(path, variable) is not variable
         ),
+        poisoned=evaluation.poisoned,
         restructured=old.attributes != new.attributes,
         unused=unused(jaxpr, outputs, before, after, moved),
         in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[outputs:]),

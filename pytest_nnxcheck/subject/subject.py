@@ -254,12 +254,20 @@ def flatten_output(
         raise CheckError(
             f"jax cannot flatten what the call returns, so no transform can hand it out: {error}"
         ) from None
-    own = paths_of_nodes(state) if any(graph.is_graph_node(leaf) for _, leaf in leaves) else {}
+    own: dict[int, Path] = {}
+    if state is not None and any(graph.is_graph_node(leaf) for _, leaf in leaves):
+        nodes = [(tuple(path), node) for path, node in flax_modes.iter_graph(state) if graph.is_graph_node(node)]
+        own = {id(node): path for path, node in reversed(nodes)}  # a node in two places is the first
+
+    def at_home(path: Path) -> Callable[[tuple[Any, ...]], Any]:
+        # Looked up when the call is over: the user's own node may have come with the call.
+        return lambda _: next((node for there, node in flax_modes.iter_graph(home) if tuple(there) == path), None)
+
     parts: list[tuple[int, Callable[[tuple[Any, ...]], Any]]] = []
     arrays: list[Any] = []
     names: list[str] = []
     for path, leaf in leaves:
-        held, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(home, own[id(leaf)]))
+        held, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(own[id(leaf)]))
         parts.append((len(held), rebuild))
         arrays.extend(held)
         names.extend([jax.tree_util.keystr(path)] * len(held))
@@ -272,21 +280,6 @@ def flatten_output(
         return plain_objects.rebuilt(jax.tree_util.tree_unflatten(treedef, values))
 
     return tuple(arrays), rebuild_all, tuple(names)
-
-
-def paths_of_nodes(state: Any) -> dict[int, Path]:
-    """Every graph node of the state by its identity."""
-    paths: dict[int, Path] = {}
-    if state is not None:
-        for path, node in flax_modes.iter_graph(state):
-            if graph.is_graph_node(node):
-                paths.setdefault(id(node), tuple(path))
-    return paths
-
-
-def at_home(home: Any, path: Path) -> Callable[[tuple[Any, ...]], Any]:
-    """The user's own node at a path, looked up when the call is over: it may have come with the call."""
-    return lambda _: next((node for there, node in flax_modes.iter_graph(home) if tuple(there) == path), None)
 
 
 def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]:

@@ -7,6 +7,7 @@ not work inside an outer trace on jax >= 0.5.) Guards read and bind no primitive
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pytest_nnxcheck.compat import arrays, flax_modes, graph
 from pytest_nnxcheck.compat.arrays import in_type
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED
 from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.subject.contents import diff
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import layers
@@ -82,9 +84,8 @@ class Guards:
         before = dict(graph.raw_leaves(state))
         yield
         after = dict(graph.raw_leaves(state))
-        for path in sorted(before.keys() | after.keys(), key=str):
-            if before.get(path) is not after.get(path):
-                self.mutated.append((layer, self.subject.path(path)))
+        moved = sorted((path for path, *_ in diff(before, after, operator.is_)), key=str)
+        self.mutated += [(layer, self.subject.path(path)) for path in moved]
 
     def left(self) -> tuple[FoundTracer, ...]:
         """All that the guards found."""

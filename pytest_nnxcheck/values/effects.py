@@ -20,8 +20,10 @@ import numpy as np
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import describe, value_of
 from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.subject.contents import diff
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import is_array, plain, plain_text, plain_type
+from pytest_nnxcheck.walk.raw_access import MISSING
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -216,24 +218,22 @@ def of_old(leaf: Leaf, old: Leaf | None) -> Leaf:
 
 
 def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[Difference]:
-    for path in dict.fromkeys([*wanted.attributes, *got.attributes]):
-        old, want, have = (facts.attributes.get(path) for facts in (before, wanted, got))
-        if want == have:
-            continue
-        texts = [plain_text(value) if value is not None else "nothing" for value in (want, have)]
+    for path, want, have in diff(wanted.attributes, got.attributes):
         yield Difference(
             path,
-            label="dropped" if have == old else "attribute",
+            label="dropped" if have == before.attributes.get(path, MISSING) else "attribute",
             of="attribute",
-            type=plain_type(have if want is None else want),
-            want=texts[0],
-            have=texts[1],
+            type=plain_type(have if want is MISSING else want),
+            want="nothing" if want is MISSING else plain_text(want),
+            have="nothing" if have is MISSING else plain_text(have),
         )
 
 
 def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[Difference]:
     if wanted.structure.others != got.structure.others:
-        yield from of_plain_leaves(wanted.structure.others, got.structure.others)
+        for path, *values in diff(wanted.structure.others, got.structure.others):
+            texts = ["none that is no array" if value is MISSING else plain_text(value) for value in values]
+            yield Difference(path, label="differs", want=texts[0], have=texts[1])
         return
     structures: list[Any] = [jax.tree.structure(effect.returned) for effect in (wanted, got)]
     runs = [by_name(effect, whole=structures[0] == structures[1]) for effect in (wanted, got, *nudged)]
@@ -247,16 +247,6 @@ def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[Differen
             spread = max((distance(a, other) for other in others), default=0.0)
             if difference := compare(name, a, b, None, spread, ""):
                 yield difference
-
-
-def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[Difference]:
-    """The differing leaves of an output that are no arrays, by path, with both values."""
-    for path in dict.fromkeys([*wanted, *got]):
-        if path not in wanted or path not in got or wanted[path] != got[path]:
-            want, have = (
-                plain_text(leaves[path]) if path in leaves else "none that is no array" for leaves in (wanted, got)
-            )
-            yield Difference(path, label="differs", want=want, have=have)
 
 
 def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from pytest_nnxcheck.compat.graph import is_key, zeros
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -36,35 +38,15 @@ class ValuesNeeded(BaseException):
         self.of_body = of_body
 
 
-class NoStandIn(Exception):
-    """No stand-in can be made for a value, so that it has to be computed."""
-
-
-def stand_in(wanted: Any, alike: Iterable[Any]) -> Any:
-    """A deleted array of the type of ``wanted``, an abstract value. ``alike`` holds arrays, among which a key of the same kind is looked for.
-
-    Raises `NoStandIn` for keys of a kind that is not there.
-    """
-    if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
-        array = _keys(wanted, alike)
-    elif wanted.weak_type:
+def stand_in(wanted: Any) -> Any:
+    """A deleted array of the type of ``wanted``, an abstract value."""
+    if wanted.weak_type:
         scalar = jnp.asarray(np.zeros((), wanted.dtype).item())
         array = jnp.broadcast_to(scalar, wanted.shape) if wanted.shape else scalar
     else:
-        array = jax.device_put(np.zeros(wanted.shape, wanted.dtype))
+        array = zeros(wanted) if is_key(wanted) else jax.device_put(np.zeros(wanted.shape, wanted.dtype))
     array.delete()
     return array
-
-
-def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
-    for array in alike:
-        if isinstance(array, jax.Array) and array.dtype == wanted.dtype:
-            implementation = jax.random.key_impl(array)
-            # The data of one key, read off a new one: a known one may be deleted.
-            words = jax.random.key_data(jax.random.key(0, impl=implementation))
-            data = jnp.zeros((*wanted.shape, *words.shape), words.dtype)
-            return jax.random.wrap_key_data(data, impl=implementation)
-    raise NoStandIn(f"no key of {wanted.dtype}")
 
 
 def is_read(error: BaseException) -> bool:

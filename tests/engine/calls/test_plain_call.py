@@ -138,7 +138,7 @@ def test_the_same_call_is_run_or_traced_whatever_was_compiled_before():
 def test_a_call_that_is_handed_a_stand_in_is_not_run_for_nothing():
     """As the body's second call, which gets what the first returned."""
     x = uncomputed.stand_in(
-        jax.typeof(numbers((3, 4))) if hasattr(jax, "typeof") else jax.core.get_aval(numbers((3, 4))), []
+        jax.typeof(numbers((3, 4))) if hasattr(jax, "typeof") else jax.core.get_aval(numbers((3, 4)))
     )
     linear = nnx.Linear(4, 4, rngs=rngs())
     assert small(linear, x)

@@ -11,16 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checking import Example, call, full, nnx_wrap, text
+from checking import call, full, nnx_wrap, text
 from flax import nnx
 from healthy import FLAX, node_list
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import CheckError, Invariant, check, register_invariant
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.subject.contents import graft
-from pytest_nnxcheck.subject.subject import Nodes, argument_names, bind, flatten_output, signature
 
 
 class Stack(nnx.Module):
@@ -38,38 +37,46 @@ class Stack(nnx.Module):
 MODULE_LEVEL = Stack()
 
 
-def forward(model, batch, other=None):
-    return model(batch["x"])
+X = jnp.ones((1, 2))
 
 
-def run(subject):
-    arrays = subject.program(subject.state, *subject.inputs)
-    return subject.output_tree.rebuild(arrays)
+@pytest.fixture
+def look(forgotten):
+    """Call a subject, and return the names and values of its state as an invariant of the user's own sees them."""
+    seen = []
+    register_invariant(Invariant("looks", lambda call: seen.append(call) or ()))
+
+    def looked(subject, *args):
+        found = call(subject, *args, invariants="looks")
+        assert found.outcome.verdict == "held", text(found)
+        return seen[-1].before
+
+    return looked
 
 
-def test_a_module_is_its_own_state():
-    subject = bind(Stack(), (jnp.ones((1, 2)),), {"scale": 2.0})
-    assert subject.names == ("model",)
-    assert isinstance(subject.state, Stack)
-    assert subject.input_names == ("x",)
-    assert subject.static == (("scale", 2.0),)
-    assert run(subject).shape == (1, 2)
+def test_paths_read_as_the_user_writes_them_and_a_tied_layer_counts_once(look):
+    leaves = {f"layers[{index}].{name}" for index in (0, 1) for name in ("kernel", "bias")}
+    assert {*look(Stack(), X)} == {f"model.{leaf}" for leaf in leaves}
+
+    def forward(model, batch, other=None):
+        return model(batch["x"])
+
+    norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    model = Stack()
+    names = {*look(forward, model, {"x": X, "mask": None}, [norm, model])}
+    assert names == {f"model.{leaf}" for leaf in leaves} | {
+        f"other[0].{name}" for name in ("scale", "bias", "mean", "var")
+    }
 
 
-def test_paths_read_as_the_user_writes_them():
-    subject = bind(Stack(), (jnp.ones((1, 2)),), {})
-    paths = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
-    assert {"model.layers[1].kernel", "model.layers[1].bias"} <= paths
-    assert len(paths) == 4, "the tied layer counts once"
+def test_arguments_that_are_no_state_go_by_their_names_too():
+    def forward(model, batch, *further, scale=1.0):
+        return model(batch["x"]) * scale + sum(further)
 
-
-def test_a_function_with_graph_nodes_anywhere_in_its_arguments():
-    first, second = Stack(), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
-    subject = bind(forward, (first, {"x": jnp.ones((1, 2)), "mask": None}), {"other": [second, first]})
-    assert subject.names == ("model", "other_0")
-    assert isinstance(subject.state, Nodes)
-    assert subject.input_names == ("batch['x']",)
-    assert run(subject).shape == (1, 2)
+    with pytest.raises(CheckError, match=r"its array arguments are: batch, further$"):
+        call(forward, Stack(), {"x": X}, X, X, donate="state,nothing")
+    found = call(forward, Stack(), {"x": X}, X, X, nesting="jit", donate="state,batch,further")
+    assert [move.path for move in found.outcome.evidence.moves] == ["further[0]", "further[1]"]
 
 
 @pytest.mark.parametrize("other", [nnx.Rngs(0), Mock()])
@@ -79,20 +86,7 @@ def test_an_argument_that_has_an_answer_for_any_name_is_no_reference(other):
     def scaled(model, x, other):
         return model(x)
 
-    assert call(scaled, Stack(), jnp.ones((1, 2)), other, nesting="jit").outcome.verdict == "held"
-
-
-@pytest.mark.parametrize(
-    "given, names", [(3, ["loss", "q", "args[0]"]), (5, ["loss", "q", "args[0]", "args[1]", "args[2]"])]
-)
-def test_further_arguments_are_counted_from_the_first_of_them(given, names):
-    """Whatever stands behind them in the signature."""
-
-    def step(loss, q, *args, scale=1.0, **options):
-        return sum(args) * scale
-
-    assert argument_names(step, (None,) * given) == names
-    assert argument_names(max, (1, 2)) == ["argument 0", "argument 1"]
+    assert call(scaled, Stack(), X, other, nesting="jit").outcome.verdict == "held"
 
 
 LEAVES = st.one_of(
@@ -106,23 +100,30 @@ TREES = st.recursive(
 )
 
 
+@settings(max_examples=30, deadline=None)
 @given(TREES)
 def test_outputs_come_back_as_they_were(output):
-    arrays, rebuild, _ = flatten_output(output)
-    assert all(isinstance(array, jax.Array) for array in arrays)
-    again = rebuild(arrays)
+    again = call(lambda x: output, X, invariants="tracers").output
     assert jax.tree.structure(again) == jax.tree.structure(output)
     for old, new in zip(jax.tree.leaves(output), jax.tree.leaves(again), strict=True):
         assert np.array_equal(old, new)
+        assert isinstance(new, str | jax.Array)
 
 
-def test_a_copy_shares_no_buffer_with_the_original_and_keeps_ties():
-    model = Stack()
-    twin = bind(lambda model: None, (model,), {}).fresh()
-    old, new = graph.raw_leaves(model), graph.raw_leaves(twin)
-    assert [path for path, _ in old] == [path for path, _ in new]
-    assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for (_, a), (_, b) in zip(old, new, strict=True))
-    assert twin.tied is twin.layers[0]
+def test_the_call_is_made_on_a_copy_that_shares_no_buffer_and_keeps_ties():
+    model, seen = Stack(), []
+    own = pointers_of(model)
+
+    def looks(model, x):
+        seen.append((model.tied is model.layers[0], pointers_of(model)))
+        return x
+
+    assert call(looks, model, X, shortcuts="off").outcome.verdict == "held"
+    assert [(tied, pointers & own) for tied, pointers in seen] == [(True, set())]
+
+
+def pointers_of(model):
+    return {layer.kernel[...].unsafe_buffer_pointer() for layer in model.layers}
 
 
 class Trainer:
@@ -141,8 +142,6 @@ def test_the_object_of_a_method_goes_by_the_users_name():
     mine = Trainer()
     wrapped = nnx_wrap(mine.step)
     assert wrapped.__owner__ == "mine"
-    subject = bind(mine.step, (jnp.ones((1, 2)),), {}, wrapped.__owner__)
-    assert subject.roots(subject.state)[0][0] == "mine.model"
     assert "tracers remain in mine.last" in str(check(mine.step, jnp.ones((1, 2)), nesting="jit"))
 
 
@@ -227,60 +226,17 @@ def test_a_function_whose_closure_has_an_empty_cell_is_called_as_any_other():
     assert found.outcome.verdict == "held", text(found)
 
 
-def key_of(bound):
-    return signature(bound, *bound.split())
-
-
 @dataclasses.dataclass
 class Config:
     """Compares by value, and so has no hash."""
 
-    width: int
-
-
-class Configured(nnx.Module):
-    def __init__(self, config):
-        self.config = config
-        self.linear = nnx.Linear(4, config.width, rngs=nnx.Rngs(0))
-
-    def __call__(self, x):
-        return self.linear(x)
-
-
-def test_calls_of_equal_modules_are_known_from_each_other_where_an_attribute_has_no_hash():
-    def key(config, width=4):
-        return key_of(bind(Configured(config), (jnp.ones((2, width)),), {}))
-
-    assert key(Config(4)) == key(Config(4)) != key(Config(5))
-    twin = Configured(Config(4))
-    twin.config = Config(5)
-    assert key(Config(4)) != key_of(bind(twin, (jnp.ones((2, 4)),), {})), "the same shapes"
-
-
-class Pool(nnx.Module):
-    def __init__(self, axis):
-        self.axis = axis
-
-    def __call__(self, x):
-        return x.sum(axis=self.axis)
-
-
-def test_calls_of_modules_whose_hashes_collide_are_not_known_from_each_other():
-    """``hash(-1) == hash(-2)``; a profile taken for another call makes a healthy loop fail."""
-
-    def key(axis):
-        return key_of(bind(Pool(axis), (jnp.ones((2, 3, 4)),), {}))
-
-    assert hash(key(-1)) == hash(key(-2))
-    assert key(-1) == key(-1) != key(-2)
-
-    example = Example()
-    for axis in (-1, -2):
-        assert call(Pool(axis), jnp.ones((2, 3, 4)), nesting="while_loop", example=example).outcome.verdict == "held"
+    axis: int
 
 
 class Unequal:
     """Has a hash, and cannot be compared."""
+
+    axis = -1
 
     def __hash__(self):
         return 1
@@ -289,11 +245,28 @@ class Unequal:
         raise TypeError("not to be compared")
 
 
-def test_what_cannot_be_compared_is_not_known_again():
-    def key():
-        return key_of(bind(Pool(Unequal()), (jnp.ones(3),), {}))
+class Pool(nnx.Module):
+    def __init__(self, axis):
+        self.axis = axis
 
-    assert key() != key()
+    def __call__(self, x):
+        return x.sum(axis=getattr(self.axis, "axis", self.axis))
+
+
+@pytest.mark.parametrize(
+    "one, other, nesting",
+    [
+        (-1, -2, "while_loop"),
+        (Config(-1), Config(-2), "while_loop"),
+        (Unequal(), Config(-2), "jit[functional]"),
+        (Unequal(), Unequal(), "jit[functional]"),
+    ],
+)
+def test_calls_of_modules_that_differ_in_an_attribute_are_not_taken_for_one_another(one, other, nesting, example):
+    """``hash(-1) == hash(-2)``; a profile taken for another call makes a healthy loop fail."""
+    for axis in (one, other, one):
+        found = call(Pool(axis), jnp.ones((2, 3, 4)), nesting=nesting, example=example)
+        assert found.outcome.verdict == "held", text(found)
 
 
 class Bound:

@@ -63,20 +63,6 @@ def test_the_story_of_a_copy():
     )
 
 
-@pytest.mark.parametrize(
-    "place, heading",
-    [
-        (PeakLine("", (), True, 1, 0, MiB, 0, 0), "inserted by XLA, no line"),
-        (PeakLine("", (), False, 1, MiB, 0, 0, 0), "no line of yours"),
-        (PeakLine("", (), False, 1, 0, 0, MiB, 0), "captured constants"),
-        (PeakLine("scan[closure]", (), False, 1, MiB, 0, 0, 0), "the layer scan[closure] of the nesting"),
-        (PeakLine("a.py:1", tuple("bcde"), False, 1, MiB, 0, 0, 0), "a.py:1 (called from b, c, d, ...)"),
-    ],
-)
-def test_a_place_says_what_is_known_of_it(place, heading):
-    assert memory_breakdown.heading(place) == heading
-
-
 def test_a_buffer_says_by_name_which_arguments_it_is_made_of():
     joined = Buffer(8, "float32[2]", "temporary", "concatenate", through=("concatenate",), parameters=(0, 2))
     of_no_argument = dataclasses.replace(joined, parameters=(3,))  # a leaked tracer, which jax makes a further one

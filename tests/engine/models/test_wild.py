@@ -17,7 +17,6 @@ from wild_training import TRAINING, Trainer, batch_of
 
 from pytest_nnxcheck import CheckError, Nesting, check
 from pytest_nnxcheck.checks.check_call import check_call
-from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.engine.example import Memo
 
@@ -143,7 +142,7 @@ class Resets(nnx.Module):
 @pytest.mark.parametrize("layer", ["scan", "vmap", "while_loop", "fori_loop", "cond", "switch"])
 def test_a_new_variable_in_place_of_another_is_left_out_where_flax_refuses_it(layer):
     outcome = call(Resets(), numbers(X), nesting=layer).outcome
-    refuses = layer in graph.layers_that_keep_variables()
+    refuses = layer in ("while_loop", "cond", "switch") or (layer == "fori_loop" and FLAX < (0, 12))
     assert outcome.verdict == ("rejected" if refuses else "held"), text(outcome)
     said = "the call puts another Variable in place of model.seen, where it could assign to its value"
     assert outcome.reason.endswith(said if refuses else "")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import jax
 from checking import Example, call
 from flax import nnx
 from healthy import FLAX, numbers
@@ -30,3 +33,24 @@ class Body:
     def __call__(self, subject, *args, **settings):
         with Example(self.memo) as example:
             return parity(subject, *args, example=example, **settings)
+
+
+def traced(x):
+    return isinstance(x, jax.core.Tracer)
+
+
+TICKS = itertools.count()
+"""An iterator, since a list would be put back after each call."""
+
+
+def ticks(x):
+    """Note a call that is made and not traced."""
+    if not traced(x):
+        next(TICKS)
+
+
+def made_in(run):
+    """The number of calls that were made one by one in a run, which holds."""
+    before = next(TICKS)
+    assert run().outcome.verdict == "held"
+    return next(TICKS) - before - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import zlib
 
 import jax
@@ -14,14 +13,9 @@ from checking import broken, call, text
 from counts import Counts
 from flax import nnx
 from healthy import WIDTH, assign, numbers
-from parity_calls import Body, X, norm, parity
+from parity_calls import Body, X, made_in, norm, parity, ticks, traced
 
 from pytest_nnxcheck import check, register_transform
-
-
-def traced(x):
-    return isinstance(x, jax.core.Tracer)
-
 
 # --- how far two values may lie apart
 
@@ -223,23 +217,6 @@ def test_what_the_call_adds_is_not_asserted_under_a_functional_layer_which_hands
 
 
 # --- calls that a test makes again: equal ones are made once, others anew
-
-
-TICKS = itertools.count()
-"""An iterator, since a list would be put back after each call."""
-
-
-def ticks(x):
-    """Note a call that is made and not traced."""
-    if not traced(x):
-        next(TICKS)
-
-
-def made_in(run):
-    """The number of calls that were made one by one in a run, which holds."""
-    before = next(TICKS)
-    assert run().outcome.verdict == "held"
-    return next(TICKS) - before - 1
 
 
 def test_the_calls_are_made_once_for_all_nestings_of_a_test():

@@ -9,8 +9,8 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.engine.trials import restored_leaves
 from pytest_nnxcheck.subject.subject import bind
-from pytest_nnxcheck.transforms.trials import restored_leaves
 
 X = numbers((3, 8))
 in_place = pytest.mark.skipif(FLAX < (0, 10, 7), reason="earlier flax has no `variable[...] = value`")

@@ -1,31 +1,53 @@
-"""The settings of a test, as its report shows them."""
+"""What a run reads of its options and files, shown as a user writes it."""
 
-import json
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from pytest_nnxcheck.core.settings import show
+from pytest_nnxcheck.plugin import hooks, options
+
+
+@dataclass(frozen=True)
+class Read:
+    """The config of a run, and what the plugin makes of it."""
+
+    config: pytest.Config
+
+    @property
+    def of_a_check(self) -> dict[str, str]:
+        return {name: show(value) for name, value in options.of_a_check(self.config).items()}
+
+    @property
+    def of_a_run(self) -> dict[str, str]:
+        return {name: show(value) for name, value in options.of_a_run(self.config).items()}
+
+    @property
+    def replayed(self) -> str:
+        """The options that a replay repeats."""
+        return options.replay_options(self.config.option)
+
+    def source(self, name: str) -> tuple[str, Path]:
+        """Who gave a setting, and the folder that its paths start from."""
+        given = options.given(self.config, name)
+        return given.origin, given.folder
+
+    def configure(self) -> None:
+        hooks.pytest_configure(self.config)
+
 
 @pytest.fixture
-def settings_of(run_inner, pytester):
-    """The settings of a marked test in a run with these options: ``settings_of("--nnx-max-depth=2", marker="max_examples=0")``."""
+def read(pytester, inner_args):
+    """Start a run with these options and files: ``read("--nnx-all", ini="nnx_sweep = probes")``, ``read(pyproject=...)``."""
 
-    def settings(*args, marker=""):
-        source = f"@marked({marker})\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
-        result = run_inner(source, "--nnx-report=settings.json", *args)
-        result.assert_outcomes(passed=1)
-        (test,) = json.loads((pytester.path / "settings.json").read_text(encoding="utf-8"))["tests"]
-        return test["settings"]
+    def make(*args: str, ini: str | None = None, pyproject: str | None = None) -> Read:
+        if ini is not None:
+            pytester.makeini(f"[pytest]\n{ini}\n")
+        if pyproject is not None:
+            (pytester.path / "pyproject.toml").write_text(pyproject)
+        return Read(pytester.parseconfig(*inner_args, *args))
 
-    return settings
-
-
-@pytest.fixture
-def refusal_of(pytester, inner_args):
-    """The text with which a run with these options is refused."""
-
-    def refusal(*args):
-        with pytest.raises(pytest.UsageError) as caught:
-            pytester.parseconfigure(*inner_args, *args)
-        return str(caught.value)
-
-    return refusal
+    return make

@@ -1,59 +1,58 @@
 """Command line and ini file: which of them wins, what they may say, and what is said of a bad value."""
 
-import re
-
 import pytest
 
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.settings import TABLE
-from pytest_nnxcheck.plugin import options
-
-HOLDS = "@marked(max_examples=0)\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
 
 
-@pytest.fixture
-def config_of(pytester, inner_args):
-    """The config of a run with these options and this ini file."""
-
-    def make(*args, ini=""):
-        pytester.makeini(f"[pytest]\n{ini}\n")
-        return pytester.parseconfig(*inner_args, *args)
-
-    return make
+def test_nothing_given(read):
+    assert read().of_a_check == read().of_a_run == {}
+    assert read("--nnx-baseline-update").of_a_run == {"baseline_update": "on"}
 
 
-def test_the_settings_of_a_check_come_from_both_field_by_field(settings_of, pytester):
-    pytester.makeini("[pytest]\nnnx_transforms = jit scan\nnnx_max_depth = 2\nnnx_memory_budget = 3x\n")
-    found = settings_of("--nnx-max-depth=4", "--nnx-all", "--nnx-nesting=jit > scan")
-    expected = {"transforms": "jit,scan", "max_depth": "4", "memory_budget": "3x", "all": "on", "nesting": "jit > scan"}
-    assert {name: found[name] for name in expected} == expected
+def test_the_command_line_wins_and_each_source_has_its_folder(read, pytester, monkeypatch):
+    """A path of the ini file starts from the root, and a typed one from where pytest is started."""
+    ini = "nnx_baseline = peaks.txt\nnnx_memory_tolerance = 2%"
+    monkeypatch.chdir(pytester.mkdir("sub"))
+    written = read(ini=ini)
+    assert written.of_a_run == {"baseline": "peaks.txt", "memory_tolerance": "1/50"}
+    assert written.source("baseline") == ("ini option nnx_baseline (tox.ini)", pytester.path)
+    typed = read("--nnx-baseline=a b/é.txt", "--nnx-memory-tolerance=7%", ini=ini)
+    assert typed.of_a_run == {"baseline": "a b/é.txt", "memory_tolerance": "7/100"}
+    assert typed.source("baseline") == ("option --nnx-baseline", pytester.path / "sub")
 
 
-def test_an_effort_that_is_typed_takes_back_the_sweep_of_the_ini_file(settings_of, pytester):
-    pytester.makeini("[pytest]\nnnx_sweep = probes\n")
-    found = settings_of("--nnx-effort=thorough")
+def test_the_settings_of_a_check_come_from_both_field_by_field(read):
+    ini = "nnx_transforms = jit scan\nnnx_max_depth = 2\nnnx_memory_budget = 2x\nnnx_expected_failures = known.toml"
+    assert read("--nnx-max-depth=4", "--nnx-all", "--nnx-nesting=jit > scan", ini=ini).of_a_check == {
+        "transforms": "jit,scan",
+        "max_depth": "4",
+        "memory_budget": "2x",
+        "all": "on",
+        "nesting": "jit > scan",
+    }
+
+
+def test_an_effort_that_is_typed_takes_back_the_sweep_of_the_ini_file(read):
+    found = read("--nnx-effort=thorough", ini="nnx_sweep = probes").of_a_check
     assert (found["effort"], found["sweep"]) == ("thorough", "pairs")
 
 
-def test_a_path_of_the_ini_file_starts_from_the_root_and_a_typed_one_from_where_pytest_is_started(
-    run_inner, pytester, monkeypatch
-):
-    pytester.makeini("[pytest]\nnnx_baseline = peaks.json\n")
-    run_inner(HOLDS, "--nnx-baseline-update")
-    monkeypatch.chdir(pytester.mkdir("sub"))
-    run_inner(HOLDS, "--rootdir=..", "-c", "../tox.ini", "..", "--nnx-report=a.md", "--nnx-report=b.json")
-    assert (pytester.path / "peaks.json").exists()
-    assert sorted(path.name for path in (pytester.path / "sub").iterdir()) == ["a.md", "b.json"]
-
-
 @pytest.mark.parametrize("name", [name for name in table.names(place="ini file") if TABLE[name].default])
-def test_every_default_can_be_typed_and_written(config_of, name):
+def test_every_default_can_be_typed_and_written(read, name):
     row, text = TABLE[name], table.show(TABLE[name].default)
-    typed = [table.flag(name)] if not row.kind.metavar else [f"{table.flag(name)}={text}"]
-    assert options.given(config_of(*typed), name).value == (
-        "on" if not row.kind.metavar else row.kind.read(name, row.default)
-    )
-    assert options.given(config_of(ini=f"nnx_{name} = {text}"), name).value == row.kind.read(name, row.default)
+    typed = read(f"{table.flag(name)}={text}" if row.kind.metavar else table.flag(name))
+    written = read(ini=f"nnx_{name} = {text}")
+    shown = table.show(row.kind.read(name, row.default))
+    assert (typed.of_a_check | typed.of_a_run)[name] == (shown if row.kind.metavar else "on")
+    assert (written.of_a_check | written.of_a_run)[name] == shown
+
+
+def test_a_report_may_be_repeated(read):
+    assert read("--nnx-report=a.md", "--nnx-report=b.json").of_a_run == {"report": "a.md,b.json"}
+    assert read(ini="nnx_report = a.md b.json").of_a_run == {"report": "a.md,b.json"}
+    assert read(ini="nnx_report =").of_a_run == {}
 
 
 BAD = [
@@ -67,19 +66,14 @@ BAD = [
 
 
 @pytest.mark.parametrize("option, ini, message", BAD)
-def test_a_bad_value_stops_the_run_and_names_its_source(refusal_of, pytester, option, ini, message):
-    pytester.makeini(f"[pytest]\nnnx_{ini}\n" if ini else "[pytest]\n")
-    assert re.match(message, refusal_of(*filter(None, [option])))
+def test_a_bad_value_stops_the_run_and_names_its_source(read, option, ini, message):
+    with pytest.raises(pytest.UsageError, match=f"^{message}"):
+        read(*filter(None, [option]), ini=f"nnx_{ini}" if ini else "").configure()
 
 
-def test_a_replay_repeats_what_says_how_a_nesting_is_judged(run_inner, pytester):
-    (pytester.path / "a b.toml").touch()
-    broken = HOLDS.replace("Model()", "Model(tracers=has('jit'))")
-    result = run_inner(
-        broken, "--nnx-memory-budget=2x", "--nnx-max-depth=2", "--nnx-all", "--nnx-expected-failures=a b.toml"
-    )
-    replay = "* replay *::test_x --nnx-memory-budget 2x --nnx-expected-failures 'a b.toml' --nnx-nesting jit"
-    result.stdout.fnmatch_lines([replay])
+def test_a_replay_repeats_what_says_how_a_nesting_is_judged(read):
+    typed = ("--nnx-memory-budget=2x", "--nnx-max-depth=2", "--nnx-all", "--nnx-expected-failures=a b.toml")
+    assert read(*typed).replayed == "--nnx-memory-budget 2x --nnx-expected-failures 'a b.toml'"
 
 
 TOML = '[tool.pytest.ini_options]\nnnx_max_depth = 2\nnnx_transforms = ["jit", "scan"]\nnnx_memory_budget = "2x"\n'
@@ -89,19 +83,17 @@ SINCE = [(TOML, (8, 0)), (NATIVE, (9, 0)), (NUMBER, (9, 2))]
 
 
 @pytest.mark.parametrize("text, since", SINCE, ids=["ini_options", "native", "number"])
-def test_values_of_a_toml_file(settings_of, pytester, text, since):
+def test_values_of_a_toml_file(read, text, since):
     if pytest.version_tuple < since:
         pytest.skip(f"pytest {since} reads this")
-    pytester.makepyprojecttoml(text)
-    found, budget = settings_of(), "1KiB" if "1024" in text else "2x"
-    assert (found["transforms"], found["max_depth"], found["memory_budget"]) == ("jit,scan", "2", budget)
+    budget = "1KiB" if "1024" in text else "2x"
+    assert read(pyproject=text).of_a_check == {"transforms": "jit,scan", "max_depth": "2", "memory_budget": budget}
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9, 2), reason="pytest 9.2 reads native values of several types")
-def test_a_switch_of_a_toml_file(settings_of, pytester):
-    pytester.makepyprojecttoml("[tool.pytest]\nnnx_all = true\nnnx_shortcuts = false\n")
-    found = settings_of()
-    assert (found["all"], found["shortcuts"]) == ("on", "off")
+def test_a_switch_of_a_toml_file(read):
+    pyproject = "[tool.pytest]\nnnx_all = true\nnnx_shortcuts = false\n"
+    assert read(pyproject=pyproject).of_a_check == {"all": "on", "shortcuts": "off"}
 
 
 def test_help_and_markers_come_from_the_table(pytester, inner_args):

@@ -1,7 +1,5 @@
 """Profiles: named sets of settings in the file that pytest reads, which of them wins, and what is said of a bad one."""
 
-import re
-
 import pytest
 
 TOML = """
@@ -33,34 +31,31 @@ report = a.md "b c.json"
 """
 
 
-def test_a_profile_wins_over_the_ini_file_and_an_option_over_both(settings_of, pytester):
-    pytester.makepyprojecttoml(TOML)
-    found = settings_of("--nnx-profile=nightly", "--nnx-max-depth=5")
-    assert (found["effort"], found["sweep"], found["max_depth"]) == ("thorough", "pairs", "5")
-    assert (found["transforms"], found["all"]) == ("jit,scan", "on")
-    assert settings_of("--nnx-profile=nightly", "--nnx-effort=quick")["sweep"] == "short"
-    assert settings_of("--nnx-profile=ci")["memory_budget"] == "1KiB"
-    assert settings_of()["max_depth"] == "2"
+def test_a_profile_wins_over_the_ini_file_and_an_option_over_both(read):
+    found = read("--nnx-profile=nightly", "--nnx-max-depth=5", pyproject=TOML).of_a_check
+    assert found == {"effort": "thorough", "max_examples": found["max_examples"], "sweep": "pairs", "max_depth": "5", "transforms": "jit,scan", "all": "on"}  # fmt: skip
+    assert read("--nnx-profile=nightly", "--nnx-effort=quick").of_a_check["sweep"] == "short"
+    assert read().of_a_check["max_depth"] == "2"
 
 
-def test_a_profile_gives_the_options_of_a_run_too(run_inner, pytester):
-    pytester.makepyprojecttoml(TOML)
-    run_inner("def test_x(): pass\n", "--nnx-profile=nightly")
-    run_inner("def test_x(): pass\n", "--nnx-profile=ci")
-    assert {"a.md", "b.json", "one report.md"} < {path.name for path in pytester.path.iterdir()}
+def test_a_profile_gives_the_options_of_a_run_too(read, pytester):
+    nightly, ci = read("--nnx-profile=nightly", pyproject=TOML), read("--nnx-profile=ci")
+    assert nightly.of_a_run == {"report": "a.md,b.json", "memory_tolerance": "1/50", "profile": "nightly"}
+    assert ci.of_a_run["report"] == "one report.md"
+    assert ci.source("report") == ("profile ci (pyproject.toml:17)", pytester.path)
+    assert ci.of_a_check["memory_budget"] == "1KiB"
 
 
-def test_the_ini_file_may_name_the_profile_and_have_it(settings_of, pytester):
+def test_the_ini_file_may_name_the_profile_and_have_it(read, pytester):
     (pytester.path / "pytest.ini").write_text(INI.replace("[pytest]", "[pytest]\nnnx_profile = nightly"))
-    assert settings_of()["transforms"] == "jit,scan"
-    assert settings_of("-o", "nnx_profile=")["max_depth"] == "2"
+    assert read().of_a_check["transforms"] == "jit,scan"
+    assert read().of_a_run["report"] == "a.md,b c.json"
+    assert read("-o", "nnx_profile=").of_a_check == {"max_depth": "2"}
 
 
-def test_the_tables_of_pyproject_count_beside_a_pytest_ini(settings_of, pytester):
-    pytester.makepyprojecttoml(TOML)
+def test_the_tables_of_pyproject_count_beside_a_pytest_ini(read, pytester):
     (pytester.path / "pytest.ini").write_text("[pytest]\nnnx_max_depth = 3\n")
-    found = settings_of("--nnx-profile=ci")
-    assert (found["max_depth"], found["memory_budget"]) == ("3", "1KiB")
+    assert read("--nnx-profile=ci", pyproject=TOML).of_a_check == {"max_depth": "3", "memory_budget": "1KiB"}
 
 
 def test_the_marker_of_a_test_wins_over_a_profile(run_inner, pytester):
@@ -79,11 +74,9 @@ def test_y(nnx_wrap):
     run_inner(source, "--nnx-profile=nightly").assert_outcomes(passed=2)
 
 
-def test_a_replay_repeats_the_profile_that_was_typed(run_inner, pytester):
-    pytester.makepyprojecttoml(TOML)
-    source = "@marked(max_examples=0)\ndef test_x(nnx_wrap): nnx_wrap(Model(tracers=has('jit')))(1)\n"
-    result = run_inner(source, "--nnx-profile=ci", "--nnx-memory-budget=2x")
-    result.stdout.fnmatch_lines(["* replay *::test_x --nnx-profile ci --nnx-memory-budget 2x --nnx-nesting jit"])
+def test_a_replay_repeats_the_profile_that_was_typed(read):
+    typed = read("--nnx-profile=ci", "--nnx-memory-budget=2x", pyproject=TOML)
+    assert typed.replayed == "--nnx-profile ci --nnx-memory-budget 2x"
 
 
 BAD = [
@@ -99,17 +92,17 @@ BAD = [
 
 
 @pytest.mark.parametrize("name, line, message", BAD, ids=[line or name for name, line, _ in BAD])
-def test_a_bad_profile_stops_the_run_and_names_the_line(refusal_of, pytester, name, line, message):
-    (pytester.path / "pyproject.toml").write_text(f"{TOML}\n[tool.pytest-nnxcheck.profiles.x]\n{line}\n")
-    refused = refusal_of(f"--nnx-profile={name}")
-    assert re.match(message, refused)
-    assert "\n" not in refused
+def test_a_bad_profile_stops_the_run_and_names_the_line(read, name, line, message):
+    text = f"{TOML}\n[tool.pytest-nnxcheck.profiles.x]\n{line}\n"
+    with pytest.raises(pytest.UsageError, match=f"^{message}") as refused:
+        read(f"--nnx-profile={name}", pyproject=text).configure()
+    assert "\n" not in str(refused.value)
 
 
-def test_no_profiles_at_all_and_a_profile_that_is_no_table(refusal_of, pytester):
+def test_no_profiles_at_all_and_a_profile_that_is_no_table(read):
     for text, message in (
-        ("", "there is no profile 'ci': write a table [tool.pytest-nnxcheck.profiles.ci] in pyproject.toml"),
+        ("", r"there is no profile 'ci': write a table \[tool.pytest-nnxcheck.profiles.ci\] in pyproject.toml"),
         ("[tool.pytest-nnxcheck.profiles]\nci = 3", "pyproject.toml: profile ci is no table"),
     ):
-        pytester.makepyprojecttoml(text)
-        assert refusal_of("--nnx-profile=ci").startswith(f"option --nnx-profile: {message}")
+        with pytest.raises(pytest.UsageError, match=f"option --nnx-profile: {message}"):
+            read("--nnx-profile=ci", pyproject=text).configure()
