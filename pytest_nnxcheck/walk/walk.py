@@ -38,7 +38,10 @@ class Walk(Visit):
         later.seen.update(self.seen)
         try:
             changed = list(self.places.changes())
-            if any(map(opens_names, changed)) or tuple(sys.modules.values()) != self.modules:
+            # A module, other code or a name that is gone may lead a function to other global names.
+            if any(item is MISSING or issubclass(type(item), ModuleType | CodeType) for item in changed):
+                return None
+            if tuple(sys.modules.values()) != self.modules:
                 return None
             for item in changed:
                 later.put(item, "", CHANGED)
@@ -102,8 +105,3 @@ def holds_beside(node: object, leaves: Iterable[object], earlier: Walk | None = 
     """True if a graph node holds tracers outside of its leaves. jax compares the structure of a node later, and fails on a tracer."""
     own = {id(leaf) for leaf in leaves}
     return bool(tracers_since(earlier, [("", node)], lambda leaked: id(leaked.tracer) not in own))
-
-
-def opens_names(changed: object) -> bool:
-    """True if a change may lead a function to other global names: a module, other code, a name that is gone."""
-    return changed is MISSING or issubclass(type(changed), ModuleType | CodeType)

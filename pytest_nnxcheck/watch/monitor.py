@@ -105,7 +105,9 @@ class Monitor:
         self._look_into(sys._getframe(1))  # noqa: SLF001 - documented, and faster than `inspect`
 
     def _look_into(self, frame: FrameType) -> None:
-        if frame.f_code is self._test and not _is_inner(frame) and not leftovers.inside_a_transform(frame):
+        # The same code runs further out in a decorator that leaves no ``__wrapped__``, around a helper that the test calls.
+        is_inner = any(outer.f_code is frame.f_code for outer in leftovers.callers(frame))
+        if frame.f_code is self._test and not is_inner and not leftovers.inside_a_transform(frame):
             variables = {name: value for name, value in frame.f_locals.items() if _may_hold(value)}
             if variables:
                 self._look(variables)
@@ -128,11 +130,6 @@ class Monitor:
                 self.first_call = ModuleCall(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
                 self._is_own = is_own
         return None
-
-
-def _is_inner(frame: FrameType) -> bool:
-    """True if the same code runs further out: in a decorator that leaves no ``__wrapped__``, around a helper that the test calls."""
-    return any(outer.f_code is frame.f_code for outer in leftovers.callers(frame))
 
 
 def _may_hold(value: object) -> bool:

@@ -45,6 +45,11 @@ def outcomes(**verdicts: str):
     return try_out, asked
 
 
+def rows_of(outcome: Outcome, try_out, **settings):
+    """What a message says of the nestings around this one."""
+    return conclude.explain(outcome, merge(settings), OPEN, try_out).explained
+
+
 def test_the_neighbours_are_each_layer_in_another_style_or_taken_away():
     few = merge({"styles": ("argument", "functional")})
     found = conclude.neighbours(Nesting.parse("jit > scan[closure]"), few, OPEN)
@@ -77,7 +82,7 @@ def test_a_neighbour_differs_in_one_layer(nesting):
 def test_the_way_ends_at_the_first_that_fails():
     try_out, asked = outcomes(**{"un-nested": "held", "remat": "failed", "scan__remat": "held"})
     broken_one = Outcome(Nesting.parse("scan > remat"), "violated", (Violation("tracers", "tracers remain"),))
-    explained = conclude.explain(broken_one, merge({"styles": ("argument",)}), OPEN, try_out).explained
+    explained = rows_of(broken_one, try_out, styles=("argument",))
     assert explained == (("steps", "un-nested passes, remat raises"),)
     assert Nesting.parse("un-nested") in asked
 
@@ -87,14 +92,14 @@ def test_a_memory_violation_is_answered_only_by_what_was_measured():
         return Outcome(near, "held", peak=10 if near.layers and near.layers[0].transform == "jit" else None)
 
     over = Outcome(Nesting.parse("jit > scan"), "violated", (Violation("memory", "over the budget"),), peak=30)
-    explained = conclude.explain(over, merge({"styles": ("argument",)}), OPEN, try_out).explained
+    explained = rows_of(over, try_out, styles=("argument",))
     assert explained[0] == ("passes", "jit, jit > scan[functional], jit[functional] > scan   (of 3 similar nestings)")
 
 
 def test_the_rows():
     violated = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain"),))
     try_out, _ = outcomes(**{"un-nested": "held", "jit": "held", "jit[functional]": "held"})
-    assert conclude.explain(violated, EVERY, OPEN, try_out).explained == (
+    assert rows_of(violated, try_out) == (
         ("passes", "jit, jit[functional]   (of 3 similar nestings)"),
         ("steps", "un-nested passes, jit[closure] fails"),
     )
@@ -166,6 +171,11 @@ class Drops(nnx.Module):
         return self.dropout(self.linear(x))
 
 
+def captured(function, *args):
+    """What the transforms inside a call captured."""
+    return causes.captured(bind(function, args, {}))
+
+
 def differentiates(model, x, **copy):
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
@@ -227,7 +237,7 @@ def test_modules_in_a_container_are_captured(hold, key):
         return nnx.value_and_grad(lambda layer: held[key](layer(x)).sum())(layer)[0]
 
     linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
-    (cause,) = causes.captured(bind(step, (linear, norm, numbers(BATCH)), {}))
+    (cause,) = captured(step, linear, norm, numbers(BATCH))
     assert (*map(str, cause.nodes),) == (f"held[{key!r}] (BatchNorm)",)
 
 
@@ -237,7 +247,7 @@ def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
         jitted = jax.jit(lambda x: norm(x) * 1)
         return jitted(x)
 
-    (cause,) = causes.captured(bind(call, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    (cause,) = captured(call, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH))
     assert cause.line == f"{near(__file__)}:{call.__code__.co_firstlineno + 1}"
 
 
@@ -246,7 +256,7 @@ def test_each_transform_that_captured_a_module_is_told():
         y = jax.checkpoint(lambda x: 2 * linear(x))(x)
         return jax.vmap(lambda row: 2 * linear(row))(y)
 
-    found = causes.captured(bind(call, (nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    found = captured(call, nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH))
     begins = call.__code__.co_firstlineno
     lines = [(cause.transform, cause.line) for cause in found]
     assert lines == [("checkpoint", f"{near(__file__)}:{begins + 1}"), ("vmap", f"{near(__file__)}:{begins + 2}")]
@@ -280,10 +290,10 @@ def test_a_loop_over_a_bound_method_captured_its_self():
         def decode(self, x):
             return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
 
-    (cause,) = causes.captured(bind(Decoder().decode, (numbers(BATCH),), {}))
+    (cause,) = captured(Decoder().decode, numbers(BATCH))
     text_of_cause = cause.words()
     assert "captured self (Decoder); pass the module in the loop's carry" in text_of_cause
-    assert causes.captured(bind(lambda x: x, (jnp.ones(3),), {})) == ()
+    assert captured(lambda x: x, jnp.ones(3)) == ()
 
 
 def test_a_neighbour_mends_what_broke_whatever_else_breaks_there():

@@ -2,9 +2,6 @@
 
 import pytest
 
-from pytest_nnxcheck.core.setting_values import Budget
-from pytest_nnxcheck.plugin import hooks, options
-
 TOML = """
 [tool.pytest.ini_options]
 nnx_effort = "quick"
@@ -34,49 +31,31 @@ report = a.md "b c.json"
 """
 
 
-@pytest.fixture
-def config_of(pytester, inner_args):
-    """The config of a run with these options, where ``pyproject.toml`` has this text."""
-
-    def make(*args, text=TOML, name="pyproject.toml"):
-        (pytester.path / name).write_text(text)
-        return pytester.parseconfig(*inner_args, *args)
-
-    return make
+def test_a_profile_wins_over_the_ini_file_and_an_option_over_both(read):
+    found = read("--nnx-profile=nightly", "--nnx-max-depth=5", pyproject=TOML).of_a_check
+    assert found == {"effort": "thorough", "max_examples": found["max_examples"], "sweep": "pairs", "max_depth": "5", "transforms": "jit,scan", "all": "on"}  # fmt: skip
+    assert read("--nnx-profile=nightly", "--nnx-effort=quick").of_a_check["sweep"] == "short"
+    assert read().of_a_check["max_depth"] == "2"
 
 
-def test_a_profile_wins_over_the_ini_file_and_an_option_over_both(config_of):
-    read = options.of_a_check(config_of("--nnx-profile=nightly", "--nnx-max-depth=5"))
-    assert (read["effort"], read["sweep"], read["max_depth"]) == ("thorough", "pairs", 5)
-    assert (read["transforms"], read["all"]) == (("jit", "scan"), "on")
-    assert options.of_a_check(config_of("--nnx-profile=nightly", "--nnx-effort=quick"))["sweep"] == "short"
-    assert options.of_a_check(config_of())["max_depth"] == 2
+def test_a_profile_gives_the_options_of_a_run_too(read, pytester):
+    nightly, ci = read("--nnx-profile=nightly", pyproject=TOML), read("--nnx-profile=ci")
+    assert nightly.of_a_run == {"report": "a.md,b.json", "memory_tolerance": "1/50", "profile": "nightly"}
+    assert ci.of_a_run["report"] == "one report.md"
+    assert ci.source("report") == ("profile ci (pyproject.toml:17)", pytester.path)
+    assert ci.of_a_check["memory_budget"] == "1KiB"
 
 
-def test_a_profile_gives_the_options_of_a_run_too(config_of):
-    config = config_of("--nnx-profile=nightly")
-    assert options.given(config, "report").value == ("a.md", "b.json")
-    assert options.value(config, "memory_tolerance") * 50 == 1
-    assert options.given(config_of("--nnx-profile=ci"), "report") == (
-        ("one report.md",),
-        "profile ci (pyproject.toml:17)",
-        config.rootpath,
-    )
-    assert options.of_a_check(config_of("--nnx-profile=ci"))["memory_budget"] == Budget(bytes=1024)
+def test_the_ini_file_may_name_the_profile_and_have_it(read, pytester):
+    (pytester.path / "pytest.ini").write_text(INI.replace("[pytest]", "[pytest]\nnnx_profile = nightly"))
+    assert read().of_a_check["transforms"] == "jit,scan"
+    assert read().of_a_run["report"] == "a.md,b c.json"
+    assert read("-o", "nnx_profile=").of_a_check == {"max_depth": "2"}
 
 
-def test_the_ini_file_may_name_the_profile_and_have_it(config_of):
-    named = INI.replace("[pytest]", "[pytest]\nnnx_profile = nightly")
-    config = config_of(text=named, name="pytest.ini")
-    assert options.of_a_check(config)["transforms"] == ("jit", "scan")
-    assert options.given(config, "report").value == ("a.md", "b c.json")
-    assert options.of_a_check(config_of("-o", "nnx_profile=", text=named, name="pytest.ini")) == {"max_depth": 2}
-
-
-def test_the_tables_of_pyproject_count_beside_a_pytest_ini(config_of):
-    config_of()
-    config = config_of("--nnx-profile=ci", text="[pytest]\nnnx_max_depth = 3\n", name="pytest.ini")
-    assert options.of_a_check(config) == {"max_depth": 3, "memory_budget": Budget(bytes=1024)}
+def test_the_tables_of_pyproject_count_beside_a_pytest_ini(read, pytester):
+    (pytester.path / "pytest.ini").write_text("[pytest]\nnnx_max_depth = 3\n")
+    assert read("--nnx-profile=ci", pyproject=TOML).of_a_check == {"max_depth": "3", "memory_budget": "1KiB"}
 
 
 def test_the_marker_of_a_test_wins_over_a_profile(run_inner, pytester):
@@ -95,9 +74,9 @@ def test_y(nnx_wrap):
     run_inner(source, "--nnx-profile=nightly").assert_outcomes(passed=2)
 
 
-def test_a_replay_repeats_the_profile_that_was_typed(config_of):
-    config = config_of("--nnx-profile=ci", "--nnx-memory-budget=2x")
-    assert options.replay_options(config.option) == "--nnx-profile ci --nnx-memory-budget 2x"
+def test_a_replay_repeats_the_profile_that_was_typed(read):
+    typed = read("--nnx-profile=ci", "--nnx-memory-budget=2x", pyproject=TOML)
+    assert typed.replayed == "--nnx-profile ci --nnx-memory-budget 2x"
 
 
 BAD = [
@@ -113,17 +92,17 @@ BAD = [
 
 
 @pytest.mark.parametrize("name, line, message", BAD, ids=[line or name for name, line, _ in BAD])
-def test_a_bad_profile_stops_the_run_and_names_the_line(config_of, name, line, message):
+def test_a_bad_profile_stops_the_run_and_names_the_line(read, name, line, message):
     text = f"{TOML}\n[tool.pytest-nnxcheck.profiles.x]\n{line}\n"
     with pytest.raises(pytest.UsageError, match=f"^{message}") as refused:
-        hooks.pytest_configure(config_of(f"--nnx-profile={name}", text=text))
+        read(f"--nnx-profile={name}", pyproject=text).configure()
     assert "\n" not in str(refused.value)
 
 
-def test_no_profiles_at_all_and_a_profile_that_is_no_table(config_of):
+def test_no_profiles_at_all_and_a_profile_that_is_no_table(read):
     for text, message in (
         ("", r"there is no profile 'ci': write a table \[tool.pytest-nnxcheck.profiles.ci\] in pyproject.toml"),
         ("[tool.pytest-nnxcheck.profiles]\nci = 3", "pyproject.toml: profile ci is no table"),
     ):
         with pytest.raises(pytest.UsageError, match=f"option --nnx-profile: {message}"):
-            hooks.pytest_configure(config_of("--nnx-profile=ci", text=text))
+            read("--nnx-profile=ci", pyproject=text).configure()
