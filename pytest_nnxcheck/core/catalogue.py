@@ -66,11 +66,6 @@ class Transform(NamedTuple):
         """True if it hands the state on as it is: in a carry, or beside a branch that skips the call."""
         return bool(self.loop) or self.branches
 
-    @property
-    def grows(self) -> bool:
-        """True if it can be made longer, by steps or elements."""
-        return bool(self.loop) or self.axis == "elements"
-
 
 JIT, REMAT, GRAD, CALL_FIRST = "jit", "remat", "grad", "call_first"
 

@@ -107,13 +107,12 @@ def compose(
     nesting: Nesting,
     guards: Guards,
     jit: Callable[..., Any],
-    length: int = LENGTH,
 ) -> Program:
-    """The program of a nesting. ``jit`` applies the jit of the outermost layer; ``length`` is that of its loops and axes."""
+    """The program of a nesting. ``jit`` applies the jit of the outermost layer."""
     program: Program = subject.program
     inner: tuple[Layer, ...] = ()
     for index, layer in reversed(list(enumerate(nesting.layers))):
-        plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit, length)
+        plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit)
         function = layer_function(layer, in_refs=bool(profile.state.references))
         program = guards.around(layer, function(program, plan))
         inner = (layer, *inner)
@@ -164,10 +163,9 @@ def make_plan(
     inner: tuple[Layer, ...],
     guards: Guards,
     jit: Callable[..., Any],
-    length: int = LENGTH,
 ) -> Plan:
     axes = sum(bool(layer.row.axis) for layer in inner)
-    shapes = output_shapes(inner, profile, subject.inputs, length)
+    shapes = output_shapes(inner, profile, subject.inputs)
     return Plan(
         changed=lambda path, value: (
             tuple(path) in profile.state.changed and not arrays.is_in_ref(graph.variable_value(value))
@@ -181,11 +179,10 @@ def make_plan(
         jit=jit,
         unchanged=lambda state: guards.unchanged(layer, state),
         graph_updates=flax_modes.mode_flags()[1],
-        length=length,
     )
 
 
-def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...], length: int = LENGTH) -> Any:
+def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...]) -> Any:
     """The abstract output of a program.
 
     Every scan and vmap adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
@@ -198,15 +195,10 @@ def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any
         elif layer.row.pair == "gradients":
             shapes = (shapes, gradient_types(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
         elif layer.row.axis:
-            shapes = jax.tree.map(lambda leaf: stacked(leaf, length), shapes)
+            shapes = jax.tree.map(lambda leaf: stacked(leaf, LENGTH), shapes)
         if layer.row.axis:
-            axes = (length_of(layer, length), *axes)
+            axes = (LENGTH, *axes)
     return shapes
-
-
-def length_of(layer: Layer, length: int) -> int:
-    """The length of a layer's axis: ``call_first`` takes the first element of one and the second, and no more."""
-    return LENGTH if layer.transform == CALL_FIRST else length
 
 
 def stacked(leaf: Any, *axes: int) -> jax.ShapeDtypeStruct:
@@ -230,22 +222,22 @@ def primal(layers: tuple[Layer, ...], out: Any) -> Any:
     return out
 
 
-def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...], length: int = LENGTH) -> tuple[Any, ...]:
+def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Inputs of the program: one leading axis for every layer that takes one, the outermost layer's in front."""
     for layer in reversed(nesting.layers):
         if layer.row.axis:
-            inputs = tuple(stack(leaf, length_of(layer, length)) for leaf in inputs)
+            inputs = tuple(map(stack, inputs))
     return inputs
 
 
-def stack(leaf: Any, length: int = LENGTH) -> Any:
+def stack(leaf: Any) -> Any:
     """The leaf many times over, along a new leading axis; of an abstract leaf its shape and sharding."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return arrays.stacked(leaf, length)
+        return arrays.stacked(leaf, LENGTH)
     sharding = leaf.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
-    return jax.ShapeDtypeStruct((length, *leaf.shape), leaf.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct((LENGTH, *leaf.shape), leaf.dtype, sharding=sharding)
 
 
 def own_output(nesting: Nesting, out: Any) -> Any:

@@ -19,7 +19,7 @@ from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile, successors
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import donated_inputs, own_output, stack_inputs
-from pytest_nnxcheck.transforms.layers import LENGTH, on_mesh
+from pytest_nnxcheck.transforms.layers import on_mesh
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -71,9 +71,9 @@ class Root:
 
         return jit
 
-    def handed(self, state: Any, length: int = LENGTH) -> tuple[Any, tuple[Any, ...]]:
+    def handed(self, state: Any) -> tuple[Any, tuple[Any, ...]]:
         """The arguments of the program: the state, and inputs with an axis for every layer that takes one."""
-        inputs = stack_inputs(self.nesting, self.subject.inputs, length)
+        inputs = stack_inputs(self.nesting, self.subject.inputs)
         if self.takes_state and any(layer.row.on_mesh for layer in self.nesting.layers):
             # Elsewhere jax moves them unasked, and refuses to mix captured ones with those of the mesh.
             graphdef, leaves = flax_modes.split(state)

@@ -48,15 +48,6 @@ def test_what_a_captured_module_keeps_goes_into_a_variable_and_the_module_become
     assert not one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit[closure]").ok
 
 
-def test_a_plain_value_goes_into_a_variable():
-    """Where flax has no `nnx.data`, a module's own plain value leaks in a trace of the user's own, if at all."""
-    leak = Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "", "", "module")
-    told = TracerLeft("model.last", leak=leak, has_data=DATA).cure()
-    assert "keep the value in an nnx.Variable that __init__ makes" in told
-    assert ("nnx.data" in told) == DATA
-    assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
-
-
 @pytest.mark.slow
 def test_what_outlives_the_trace_is_not_kept():
     found = one(remembers, numbers(BATCH), nesting="jit")

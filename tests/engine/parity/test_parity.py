@@ -13,9 +13,8 @@ from flax import nnx
 from healthy import HEALTHY, assign
 from parity_calls import TREE, X, norm, parity
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import check, register_transform
 from pytest_nnxcheck.core.notes import texts
-from pytest_nnxcheck.engine.reference import separate
 from pytest_nnxcheck.transforms import layers
 
 
@@ -83,16 +82,17 @@ def test_a_loop_that_makes_one_call_where_it_is_two_is_found(monkeypatch):
     assert "model.mean" in text(found)
 
 
-def test_an_output_that_differs_is_named_with_its_place_in_what_the_call_returns(monkeypatch):
-    def jit(f, plan):
+@pytest.mark.usefixtures("forgotten")
+def test_an_output_that_differs_is_named_with_its_place_in_what_the_call_returns():
+    @register_transform("adds_one")
+    def adds_one(f):
         def layer(state, *inputs):
-            first, *rest = nnx.jit(f)(state, *inputs)
+            first, *rest = f(state, *inputs)
             return (first.at[1, 2].add(1.0), *rest)
 
         return layer
 
-    monkeypatch.setattr(layers, "jit_argument", jit)
-    found = parity(lambda model, x: {"y": [model(x)]}, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), X, nesting="jit")
+    found = parity(lambda model, x: {"y": [model(x)]}, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), X, nesting="adds_one")
     assert "output['y'][0] differs from that of the un-nested call" in text(found)
     assert "float32[3,8]   largest difference 1 (" in text(found)
     assert " allowed): " in text(found)
@@ -136,12 +136,17 @@ class Remembers(nnx.Module):
 
 
 @pytest.mark.parametrize("path, make", [("model.counter", lambda: Counts(plain=False)), ("model.last", Remembers)])
-def test_a_leaf_that_a_functional_layer_drops_is_a_violation_all_the_same(path, make, monkeypatch):
+@pytest.mark.usefixtures("forgotten")
+def test_a_leaf_that_a_functional_layer_drops_is_a_violation_all_the_same(path, make):
     if make is Remembers and not TREE:
         pytest.skip("bare arrays came with flax 0.12")
     assert parity(make(), X, nesting="jit[functional]").outcome.verdict == "held"
-    monkeypatch.setattr(layers, "jit_functional", lambda f, plan: lambda state, *inputs: f(separate(state), *inputs))
-    found = parity(make(), X, nesting="jit[functional]")
+
+    @register_transform("on_a_copy", style="functional")
+    def on_a_copy(f):
+        return lambda state, *inputs: f(nnx.clone(state), *inputs)
+
+    found = parity(make(), X, nesting="on_a_copy[functional]")
     assert broken(found) == ["parity"]
     assert f"{path} " in text(found).replace(":", " ")
 
