@@ -38,9 +38,8 @@ FURTHER_SINGLES = [
     if (text := str(Layer(transform, style))) not in LACKING
 ]
 has_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
-has_references = pytest.mark.skipif(
-    not flax_modes.takes_refs(), reason="this jax and flax take no models in references"
-)
+TAKES_REFERENCES = flax_modes.takes_refs()
+has_references = pytest.mark.skipif(not TAKES_REFERENCES, reason="this jax and flax take no models in references")
 nnx_wrap = wrap
 """What the fixture of this name hands to a test."""
 FEW = {"styles": "argument", "sweep": "singles", "max_examples": 0}

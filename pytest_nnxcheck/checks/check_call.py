@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from pytest_nnxcheck.checks import outcomes
-from pytest_nnxcheck.checks.outcomes import Checked
+from pytest_nnxcheck.checks.outcomes import Checked, Seen
 from pytest_nnxcheck.compat import frames, refusals, targets
 from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
@@ -22,7 +22,7 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import trials
 from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
-from pytest_nnxcheck.engine.observe import TRACED, How, is_small, observe, tells
+from pytest_nnxcheck.engine.observe import RUN, TRACED, How, is_small, observe, tells
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
@@ -74,15 +74,15 @@ def check_call(
     known = example.memo.known.setdefault(signature(bound, *originals.split), Known())
     call = with_earlier(replace(call, originals=originals, known=known))
     try:
-        checked = nested(call) if nesting.layers else un_nested(call)
+        result = checked(call)
     except Unrestored as unrestored:
         call.memo.unrestored[bound.name, bound.code] = unrestored.leaks
-        checked = not_restored(call)
+        result = not_restored(call)
     finally:
         if bound.name in call.memo.own_jits:
             # The user's own object must not meet what a jit that it keeps captured under ours.
             jax.clear_caches()
-    return handed_back(call, replace(checked, facts=outcomes.facts_of(call)))
+    return handed_back(call, replace(result, facts=outcomes.facts_of(call)))
 
 
 def handed_back(call: Call, checked: Checked) -> Checked:
@@ -96,46 +96,43 @@ def handed_back(call: Call, checked: Checked) -> Checked:
     return replace(checked, output=run.rebuild(run.output), run=None, state=None)
 
 
-# --- under a nesting
+# --- looked at
 
 
-def nested(call: Call) -> Checked:
-    """The call under its nesting."""
+def checked(call: Call) -> Checked:
+    """The call under its nesting, or as the user made it: prepared, looked at until there is no reason to look again, and put into an outcome."""
     try:
-        call, reference, baseline = prepared(call)
+        seen = Seen(prepared(call))
     except Unfit as error:
         return outcomes.left_out(call, error.misfit)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(call, error)
-    call.announce()
-    ran = remapped(Ran(call, observed(call), reference, baseline))
-    if isinstance(ran.observation.error, CheckError):
-        # The call cannot be checked, as a layer found out: that is no verdict on the nesting.
-        raise ran.observation.error
-    if left_out := outcomes.not_in_refs(ran):
-        return left_out
-    judgement = judged(ran, call.settings.invariants)
-    broken_for_targets = not ran.observation.targets and wants_targets(ran, judgement)
-    if judgement.violations and (ran.observation.shared or broken_for_targets):
-        # Its message names lines, which must be its own, and what the compilers of targets say of it.
-        ran = replace(ran, observation=run_once(ran.call, alone=True, broken=broken_for_targets))
-        judgement = judged(ran, call.settings.invariants)
-    return outcomes.checked(ran, judgement)
+    seen.ran.call.announce()
+    seen = look(seen, "first")
+    while reason := again(seen):
+        seen = look(seen, reason)
+    raised = seen.ran.observation.error
+    if raised is not None and not call.nesting.layers and not seen.in_arrays:
+        return fails_un_nested(seen, raised)
+    return outcomes.outcome_of(seen)
 
 
-def prepared(call: Call) -> tuple[Call, Reference | None, Nesting | None]:
-    """Collect the yardsticks of a nesting: the call with its facts, the call, results of the same calls without the nesting, the un-nested program to compare memory with.
+def prepared(call: Call) -> Ran:
+    """Collect what a nesting is compared with: facts of the call, results of the same calls without the nesting, the un-nested program.
 
     Raises what the user's code raises under a trace, and `Unfit` where a layer cannot take the call.
     """
     require_slices(call)
-    facts = profile_of(call)
-    call = replace(call, profile=facts)
+    bare = Observation(call.nesting, call.subject.state, proves=False)
+    if not call.nesting.layers:
+        call = replace(call, profile=profile_if_traceable(call))
+        return Ran(call, bare, without_jit(call))
+    call = replace(call, profile=profile_of(call))
     if misfit := trials.misfit_of(call):
         raise Unfit(misfit)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
     reference = reference_of(call) if call.settings.compares_values else None
-    return call, reference, baseline_for(call.nesting)
+    return Ran(call, bare, reference, baseline_for(call.nesting))
 
 
 def profile_of(call: Call) -> Profile:
@@ -178,39 +175,72 @@ def reference_of(call: Call) -> Reference | None:
     return Reference.of(call.subject, meaning_of(call.nesting), calls)
 
 
-def observed(call: Call) -> Observation:
-    """The facts of a nesting: traced where a trace tells that it holds, else run."""
-    if tells(call):
-        observation = observe(call, call.nesting, TRACED)
-        if observation.proves:
-            return observation
-    call.example.require_values(call.subject)
-    return run(call)
+Reason = Literal["", "first", "unproven", "own jit", "restored", "arrays", "own program", "on targets"]
+"""The reason to look at a nesting: for the first time, or again; empty for none."""
 
 
-def run(call: Call) -> Observation:
-    """The facts of a nesting that is run; a second time, with jax' caches empty, where a plain object's own jit met a trace of ours.
+def again(seen: Seen) -> Reason:
+    """The reason to look at a nesting once more. Each holds at most once, and they are asked in this order: what a later one judges, an earlier one mends."""
+    call, observation, looked = seen.ran.call, seen.ran.observation, seen.looked
+    state, error = call.profile.state, observation.error
+    if not observation.proves:
+        return "unproven"  # a trace tells too little
+    if meets_own_jit(call, observation) and "own jit" not in looked:
+        return "own jit"  # jax keeps what it captured by way of the user's object, which held a trace of ours
+    if error is not None and not state.restored and maps_written(call.nesting) and "restored" not in looked:
+        return "restored"  # a vmap that failed may have to map leaves that the call writes and restores
+    if outcomes.raises_in_refs(seen) and "arrays" not in looked:
+        return "arrays"  # whether references are at fault
+    if not seen.judgement.violations or looked & {"own program", "on targets"}:
+        return ""
+    if not observation.targets and wants_targets(seen):
+        return "on targets"  # the message says what their compilers make of it
+    return "own program" if observation.shared else ""  # the message names lines, which must be its own
 
-    The user's object holds the values of the program while that runs, and jax keeps what a jitted function captured by way of it.
-    """
-    observation = run_once(call)
-    if not meets_own_jit(call, observation):
-        return observation
-    call.memo.own_jits.add(call.subject.name)
-    jax.clear_caches()
-    observation = run_once(call)
-    if not meets_own_jit(call, observation):
-        return observation
-    label, _ = call.subject.opened[0]
-    return replace(observation, error=Unfit(Misfit("own jit", label)))
+
+def look(seen: Seen, reason: Reason) -> Seen:
+    """Observe and judge a nesting, in the way that the reason asks for."""
+    call, how = seen.ran.call, RUN
+    looked = seen.looked | {reason}
+    if reason == "arrays":
+        return replace(seen, looked=looked, in_arrays=outcomes.holds_in_arrays(seen.ran))
+    if reason == "restored":
+        state = call.profile.state
+        restored = call.tried("restored", lambda: trials.restored_leaves(call.subject, state.changed))
+        if not restored:
+            return replace(seen, looked=looked)
+        call.known.profile = replace(call.profile, state=replace(state, restored=restored))
+        call = replace(call, profile=call.known.profile)
+        call.announce()
+    if reason == "own jit":
+        call.memo.own_jits.add(call.subject.name)
+        jax.clear_caches()
+    if reason in ("first", "restored") and traces(call):
+        how = TRACED
+    else:
+        call.example.require_values(call.subject)
+        memory = "memory" in call.settings.invariants
+        on_targets = OnTargets(call.settings.target, call.memo.on_targets, call.profile.copied_bytes if memory else 0)
+        targets = on_targets.all if reason == "on targets" or is_for_targets(call) else None
+        how = How(copies=memory, alone=reason in ("own program", "on targets"), targets=targets)
+    observation = observe(call, call.nesting, how)
+    if isinstance(observation.error, CheckError) and call.nesting.layers:
+        # The call cannot be checked, as a layer found out: that is no verdict on the nesting.
+        raise observation.error
+    if reason == "own jit" and meets_own_jit(call, observation):
+        observation = replace(observation, error=Unfit(Misfit("own jit", call.subject.opened[0][0])))
+    ran = replace(seen.ran, call=call, observation=observation)
+    # An un-nested call that raises is the user's own error, whatever else it breaks.
+    judges = observation.proves and (call.nesting.layers or observation.error is None)
+    return Seen(ran, judged(ran, call.settings.invariants) if judges else Judgement(), looked)
 
 
-def run_once(call: Call, *, alone: bool = False, broken: bool = False) -> Observation:
-    """The facts of a nesting that is run, ``alone`` where its program must be its own, ``broken`` where targets have to say what they make of it."""
-    settings, memory = call.settings, "memory" in call.settings.invariants
-    on_targets = OnTargets(settings.target, call.memo.on_targets, call.profile.copied_bytes if memory else 0)
-    targets = on_targets.all if broken or is_for_targets(call) else None
-    return observe(call, call.nesting, How(copies=memory, alone=alone, targets=targets))
+def traces(call: Call) -> bool:
+    """True if a trace may tell that the nesting holds, so that it need not run. An un-nested call is run where it costs little, or its values are needed."""
+    if not tells(call):
+        return False
+    runs = call.profile is UNKNOWN or call.example.values_needed or is_small(call)
+    return bool(call.nesting.layers) or not runs
 
 
 def is_for_targets(call: Call) -> bool:
@@ -222,30 +252,15 @@ def is_for_targets(call: Call) -> bool:
     return layers == (Layer(JIT, settings.styles[0]),) or settings.effort == "thorough" or settings.nesting is not None
 
 
-def wants_targets(ran: Ran, judgement: Judgement) -> bool:
+def wants_targets(seen: Seen) -> bool:
     """True if a program broke an invariant that targets judge as well."""
-    broken = {violation.invariant for violation in judgement.violations}
-    return bool(ran.call.settings.target and ran.observation.memory and broken & TARGETED)
+    broken = {violation.invariant for violation in seen.judgement.violations}
+    return bool(seen.ran.call.settings.target and seen.ran.observation.memory and broken & TARGETED)
 
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:
     """True if a call of a plain object met a tracer that no reachable object holds: jax keeps it, for a jitted function."""
     return bool(call.subject.opened) and not observation.leaks and refusals.is_tracer_error(observation.error)
-
-
-def remapped(ran: Ran) -> Ran:
-    """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped; any other as it is."""
-    call, state = ran.call, ran.profile.state
-    if ran.observation.error is None or state.restored or not maps_written(call.nesting):
-        return ran
-
-    restored = call.tried("restored", lambda: trials.restored_leaves(call.subject, state.changed))
-    if not restored:
-        return ran
-    call.known.profile = replace(ran.profile, state=replace(state, restored=restored))
-    call = replace(call, profile=call.known.profile)
-    call.announce()
-    return replace(ran, call=call, observation=observed(call))
 
 
 # --- calls that no nesting can take
@@ -259,9 +274,12 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
     fits = impossible(call.nesting) is None
     bare = Observation(call.nesting, call.subject.state)
     ran = Ran(call, observe(call, call.nesting, How(donate="none")) if fits else bare)
+    seen = Seen(ran)
     violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()
+    if not violations and outcomes.raises_in_refs(seen) and outcomes.holds_in_arrays(ran):
+        return outcomes.outcome_of(replace(seen, in_arrays=True))
     if not violations:
-        return outcomes.not_in_refs(ran) or outcomes.failed(call, error, ran.observation)
+        return outcomes.failed(seen, error)
     own = RaisedUnNested(first_line(error)) if un_nested else first_line(error)
     violations = tuple(replace(violation, explained=(own,)) for violation in violations)
     evidence = Evidence(leaks=ran.observation.leaks)
@@ -297,36 +315,7 @@ def only_tracers(settings: Settings) -> tuple[str, ...]:
     return tuple({"tracers"} & {*settings.invariants})
 
 
-# --- without a nesting
-
-
-def un_nested(call: Call) -> Checked:
-    """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
-    call = replace(call, profile=profile_if_traceable(call))
-    traced = call.profile is not UNKNOWN and not call.example.values_needed and tells(call) and not is_small(call)
-    observation = observe(call, call.nesting, TRACED) if traced else None
-    call.announce()
-    reference = None
-    if observation is None or not observation.proves:
-        call.example.require_values(call.subject)
-        # Before the run, as in `nested`: both meet the same number that a plain object counts.
-        reference = without_jit(call)
-        observation = run(call)
-    if observation.error is not None:
-        return outcomes.not_in_refs(Ran(call, observation)) or fails_un_nested(call, observation, observation.error)
-    judgement = judged(Ran(call, observation, reference), call.settings.invariants)
-    if judgement.error is not None and not judgement.violations:
-        return outcomes.not_judged(call, judgement.error)
-    violations = judgement.violations
-    if not violations:
-        outcome = Outcome(call.nesting, "held", facts=judgement.notes)
-        return Checked(None, outcome, run=observation, state=observation.state)
-    if observation.leaks:  # a transform inside the call is at fault
-        captures = outcomes.captured(call, leaking=True)
-        violations = tuple(replace(violation, explained=captures) for violation in violations)
-    notes, evidence = outcomes.notes_of(judgement), Evidence(leaks=observation.leaks)
-    outcome = Outcome(call.nesting, "violated", violations, facts=notes, evidence=evidence)
-    return Checked(None, outcome, run=observation)
+# --- the call without a nesting
 
 
 def profile_if_traceable(call: Call) -> Profile:
@@ -347,14 +336,15 @@ def without_jit(call: Call) -> Reference | None:
     return Reference.of(call.subject, (), Evaluated(jits=False)) if compares else None
 
 
-def fails_un_nested(call: Call, observation: Observation, error: Exception) -> Checked:
+def fails_un_nested(seen: Seen, error: Exception) -> Checked:
     """A call that raises un-nested: the user's exception, unless a plain jit of it leaves tracers as well.
 
     Flax 0.12 refuses ``self.last = y`` on a field that was `None` when it is called eagerly, and lets the tracer in under a jit.
     """
+    call = seen.ran.call
     if JIT in call.settings.transforms:
         nesting = replace(call.nesting, layers=(Layer(JIT),))
         under_jit = fails_when_traced(replace(call, nesting=nesting), error, un_nested=True)
         if under_jit.outcome.verdict == "violated":
             return under_jit
-    return outcomes.failed(call, error, observation)
+    return outcomes.failed(seen, error)

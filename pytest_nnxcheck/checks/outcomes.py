@@ -1,9 +1,9 @@
-"""Build the outcome of a call: one function for each way in which it ends."""
+"""The outcome of a call that was looked at: one table of the ways in which it ends, `outcome_of`, and what an outcome says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -55,32 +55,78 @@ class Checked:
     """The state whose values the user's objects get, until they have them."""
 
 
-def checked(ran: Ran, judgement: Judgement) -> Checked:
-    """The outcome of a nesting that ran and was judged."""
-    if judgement.error is not None and not judgement.violations:
-        return not_judged(ran.call, judgement.error)
-    if ran.observation.error is not None and not judgement.violations:
-        return raised(ran, ran.observation.error)
-    return concluded(ran, judgement)
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A call under its nesting, as far as it was looked at."""
+
+    ran: Ran
+    judgement: Judgement = field(default_factory=Judgement)
+    looked: frozenset[str] = frozenset()
+    """The reasons for which it was looked at."""
+    in_arrays: bool = False
+    """True if it raises with the state in references alone."""
+
+
+def outcome_of(seen: Seen) -> Checked:
+    """The end of a nesting, in the order of blame: what references cannot do, what broke, what a layer cannot take, what the user's code raises."""
+    call, observation, judgement = seen.ran.call, seen.ran.observation, seen.judgement
+    nesting, error = call.nesting, observation.error
+    inside = [layer.transform for layer in nesting.layers if not layer.row.compiles]
+    match error:
+        case Exception() if seen.in_arrays and call.subject.in_refs and not inside:
+            # In the mode that puts the state there, nothing is checked if a jit alone raises.
+            return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
+        case Exception() if seen.in_arrays:
+            return left_out(call, Misfit("in references", other=first_line(error)))
+        case None if judgement.error and not judgement.violations:
+            # Where the invariant read a value that was not computed, the body runs again with values, as after any exception.
+            words, name = str(judgement.error), type(judgement.error).__name__
+            return Checked(None, Outcome(nesting, "failed", reason=words, error=name), judgement.error)
+        case _ if error is None or judgement.violations:
+            return concluded(seen)
+        case Unfit():
+            return left_out(call, error.misfit)
+        case _ if refusals.branch_in_a_loop(error, inside):
+            return left_out(call, Misfit("branch in a loop", jax.__version__))
+        case _ if not observation.leaks and (misfit := trials.refusing(call, error)):
+            return left_out(call, misfit)
+        case _ if nesting.captures and refusals.is_refusal(error) and not observation.leaks:
+            # Flax refused a closure layer, and left everything clean; without one the exception is the module's own.
+            return Checked(None, Outcome(nesting, "rejected", reason=first_line(error)))
+        case _:
+            return failed(seen, error)
 
 
 # --- a nesting that ended, or broke an invariant
 
 
-def concluded(ran: Ran, judgement: Judgement) -> Checked:
+def concluded(seen: Seen) -> Checked:
     """The outcome with the output, and the state after the call.
 
     Tracers that nobody asserts keep nothing from the user but a state that holds them.
     """
-    observation, outcome = ran.observation, outcome_of(ran, judgement)
-    if observation.error is not None or (observation.leaks and outcome.violations):
+    call, observation, judgement = seen.ran.call, seen.ran.observation, seen.judgement
+    broken, leaks = judgement.violations, observation.leaks
+    if not call.nesting.layers:
+        if not broken:
+            outcome = Outcome(call.nesting, "held", facts=judgement.notes)
+            return Checked(None, outcome, run=observation, state=observation.state)
+        if leaks:  # a transform inside the call is at fault
+            captures = captured(call, leaking=True)
+            broken = tuple(replace(violation, explained=captures) for violation in broken)
+        found = Evidence(leaks=leaks)
+        outcome = Outcome(call.nesting, "violated", broken, facts=notes_of(judgement), evidence=found)
+        return Checked(None, outcome, run=observation)
+    outcome = judged_outcome(seen)
+    if observation.error is not None or (leaks and broken):
         return Checked(None, outcome)
-    spoiled = any(leak.place in ("variable", "module") for leak in observation.leaks)
+    spoiled = any(leak.place in ("variable", "module") for leak in leaks)
     return Checked(None, outcome, run=observation, state=None if spoiled else observation.state)
 
 
-def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
-    """The verdict, the figures, and their explanation."""
+def judged_outcome(seen: Seen) -> Outcome:
+    """The verdict on a nesting, the figures, and their explanation."""
+    ran, judgement = seen.ran, seen.judgement
     call, observation, bound = ran.call, ran.observation, ran.bound
     notes: tuple[Note, ...] = (*call.known.notes, *of_targets(observation), *unasserted(ran), *judgement.of_call)
     call.known.notes = tuple(dict.fromkeys(notes))
@@ -186,67 +232,38 @@ def left_out(call: Call, misfit: Misfit) -> Checked:
     return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
 
 
-def not_in_refs(ran: Ran) -> Checked | None:
-    """The outcome of a nesting that raises with the state in references, where it takes the same state without them, or flax refuses that; `None` for any other.
+def raises_in_refs(seen: Seen) -> bool:
+    """True if a nesting raises with the state in references, which may be at fault.
 
-    In the mode that puts them there nothing is checked if a jit alone raises. What a state that the user put into references raises without a
-    layer, or under one jit, is the user's own; but the `nnx.jit` of graph mode takes no abstract reference (flax 0.12.12).
+    What a state that the user put into references raises without a layer, or under one jit, is the user's own; but the `nnx.jit` of graph mode
+    takes no abstract reference (flax 0.12.12).
     """
-    call, observation, error = ran.call, ran.observation, ran.observation.error
-    subject, nesting = call.subject, call.nesting
-    bare = all(layer.row.compiles for layer in nesting.layers)
-    refused = nesting.captures and refusals.is_refusal(error)
-    ours = subject.in_refs or (ran.profile.program.in_references and (subject.abstract or not bare))
-    if not ours or error is None or refused or observation.leaks or isinstance(error, Unfit):
-        return None
-    with subject.undone(subject.state):
-        raised = observe(replace(call, subject=in_arrays_alone(subject)), nesting, How(donate="none")).error
-    if raised is not None and not (nesting.captures and refusals.is_refusal(raised)):
-        return None
-    if subject.in_refs and bare:
-        return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
-    return left_out(call, Misfit("in references", other=first_line(error)))
+    call, observation, error = seen.ran.call, seen.ran.observation, seen.ran.observation.error
+    bare = all(layer.row.compiles for layer in call.nesting.layers)
+    ours = call.subject.in_refs or (call.profile.program.in_references and (call.subject.abstract or not bare))
+    refused = call.nesting.captures and refusals.is_refusal(error)
+    return ours and error is not None and not (refused or observation.leaks or isinstance(error, Unfit))
 
 
-def not_judged(call: Call, error: CheckError) -> Checked:
-    """A nesting that holds, but that an invariant of the user's own could not judge.
-
-    Where the invariant read a value that was not computed, the body runs again with values, as after any exception.
-    """
-    outcome = Outcome(call.nesting, "failed", reason=str(error), error=type(error).__name__)
-    return Checked(None, outcome, error)
-
-
-def raised(ran: Ran, error: Exception) -> Checked:
-    """The outcome of a nesting that raised and broke no invariant: it cannot take the call, flax refuses it, or the user's code raises."""
-    call, observation = ran.call, ran.observation
-    if isinstance(error, Unfit):
-        return left_out(call, error.misfit)
-    inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
-    if refusals.branch_in_a_loop(error, inside):
-        return left_out(call, Misfit("branch in a loop", jax.__version__))
-    if misfit := None if observation.leaks else trials.refusing(call, error):
-        return left_out(call, misfit)
-    if call.nesting.captures and refusals.is_refusal(error) and not observation.leaks:
-        # Flax refused a closure layer, and left everything clean; without one the exception is the module's own.
-        return Checked(None, Outcome(call.nesting, "rejected", reason=first_line(error)))
-    return failed(call, error, observation, mapped(ran, error))
+def holds_in_arrays(ran: Ran) -> bool:
+    """True if the nesting ends with the same state in arrays, or flax refuses that."""
+    call = ran.call
+    with call.subject.undone(call.subject.state):
+        in_arrays = replace(call, subject=in_arrays_alone(call.subject))
+        raised = observe(in_arrays, call.nesting, How(donate="none")).error
+    return raised is None or (call.nesting.captures and refusals.is_refusal(raised))
 
 
-def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
-    """The leaves and inputs with an axis that a ``vmap`` that raised was handed."""
-    if not maps_written(ran.call.nesting) or isinstance(error, CheckError):
-        return ()
-    subject, written = ran.call.subject, sorted(ran.profile.state.written, key=str)
-    return (Mapped(MAPPING, (*map(subject.path, written), *subject.input_names)),)
-
-
-def failed(call: Call, error: Exception, observation: Observation, more: tuple[Note, ...] = ()) -> Checked:
+def failed(seen: Seen, error: Exception) -> Checked:
     """The outcome of the user's own exception, explained in notes; or of flax's, for a thing that its mode cannot do."""
-    nesting = call.nesting
+    call, notes = seen.ran.call, tuple[Note, ...]()
+    nesting, subject = call.nesting, call.subject
+    if maps_written(nesting) and error is seen.ran.observation.error and not isinstance(error, CheckError):
+        written = sorted(call.profile.state.written, key=str)
+        notes = (Mapped(MAPPING, (*map(subject.path, written), *subject.input_names)),)
     if refusals.is_mode_refusal(error, nesting.mode):
-        return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True, facts=more))
-    facts = (*explained(call, error, observation), *more)
+        return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True, facts=notes))
+    facts = (*explained(call, error, seen.ran.observation), *notes)
     outcome = Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, facts=facts)
     return Checked(None, outcome, error)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from pytest_nnxcheck.core.catalogue import severity
 from pytest_nnxcheck.core.facts import Evidence
@@ -25,6 +25,35 @@ class Words(NamedTuple):
     summary: str
     rows: list[Row]
     hint: str
+
+
+Moment = Literal["first", "before", "after", "search", "in place"]
+"""The moment of a look: when the call is taken apart, on the values that the run gets, and when it has run, each an expression that is true
+where something is broken, or a line that one of these needs. A ``search`` has the type of a tracer that is alive after the run. ``in place`` lets the run
+have the user's own arrays.
+"""
+
+
+class InProgram(Protocol):
+    """One call under a nesting as a program to paste has it: the names of its parts."""
+
+    @property
+    def nesting(self) -> Nesting:
+        """The layers around it."""
+        ...
+
+    def keys(self, path: str) -> str:
+        """The keys that lead to a leaf of ``state``, as arguments; empty where it is not in the state."""
+        ...
+
+    def value(self, path: str, state: str = "state") -> str:
+        """The expression for a leaf or an input; empty for what is neither."""
+        ...
+
+    @property
+    def references(self) -> frozenset[str]:
+        """The leaves that are references."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +89,10 @@ class Finding:
     def cure(self) -> str:
         """The change to make; empty if no advice is certain to be right. A test makes the change, and sees the nesting hold."""
         return ""
+
+    def look(self, call: InProgram) -> Iterable[tuple[Moment, str]]:  # noqa: ARG002 - for those that a program can look for
+        """Write how a program to paste looks for it; empty if the plugin alone can see it."""
+        return ()
 
     def words(self, others: Sequence[Finding] = ()) -> Words:
         """Word the message of an invariant whose first finding this is; the ``others`` follow it."""

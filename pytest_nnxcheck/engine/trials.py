@@ -7,6 +7,7 @@ after a nesting that has the layer raised, so that a call which every layer take
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +36,16 @@ def misfit_of(call: Call) -> Misfit | None:
     if misfit := impossible(call.nesting):
         return misfit
     for layer in call.nesting.layers:
-        if misfit := beside_the_point(layer, call) or call.known.found.get(("refused", layer)):
+        if misfit := without_a_trial(layer, call) or call.known.found.get(("refused", layer)):
             return misfit
     return None
 
 
-def beside_the_point(layer: Layer, call: Call) -> Misfit | None:
-    """The reason why a layer that takes the call would show nothing of it: no gradient, or a sharded leaf put whole on each device."""
+def without_a_trial(layer: Layer, call: Call) -> Misfit | None:
+    """The reason why a layer takes no such call, or shows nothing of it: a reference in a carry, no gradient, a sharded leaf put whole on each device."""
+    if layer.style == "argument" and layer.row.loop and (references := call.profile.state.references):
+        first = min(references, key=str)
+        return Misfit("reference carried", call.subject.path(first), layer=layer)
     if layer.row.pair == "gradients" and layer.captures and not inexact(call.subject.inputs):
         return Misfit("no float input")
     if layer.row.pair == "gradients" and not (layer.captures or call.profile.training.parameters):
@@ -89,7 +93,8 @@ def refused(call: Call, layer: Layer) -> Misfit | None:
     if layer.row.pair == "gradients":
         return Misfit("no derivative", other=first_line(error))
     by = f"flax {flax.__version__}" if refusals.is_of_flax(error) else f"jax {jax.__version__}"
-    return Misfit("refused", by, first_line(error))
+    # Jax names the line of the function that it was handed, which is the layer's.
+    return Misfit("refused", by, re.sub(r"\S*/pytest_nnxcheck/\S*", "the layer", first_line(error)))
 
 
 def is_users(cause: BaseException | None) -> bool:
@@ -109,8 +114,6 @@ def named(layer: Layer, call: Call) -> Misfit | None:
         known += [("retyped", leaf.path, (leaf.before, leaf.after)) for leaf in state.retyped]
         # A functional layer carries what the call writes, and no more.
         known += [("relabelled", leaf, (*how,)) for leaf, *how in state.relabelled if argument or leaf in state.changed]
-    if argument and row.loop:
-        known += [("reference carried", leaf, ()) for leaf in sorted(state.references, key=str)]
     if argument and row.fixes_state:
         known += [("added", leaf, ()) for leaf in state.added]
     if argument and row.carries:

@@ -223,7 +223,7 @@ class MemoryWasted(Finding):
     def rows(self) -> list[Row]:
         return [("advice", text) for text in dict.fromkeys(texts(self.advice))]
 
-    def brief(self, summary: str, evidence: Evidence | None) -> str:  # noqa: ARG002 - the largest piece says it
+    def brief(self, summary: str, evidence: Evidence | None) -> str:
         return texts(self.advice)[0]
 
 

@@ -19,7 +19,7 @@ from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.facts import ArrayType, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import BufferPlace, BufferRetyped, Fact, Note, other_dtype, retyped
-from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget
+from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment
 from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.core.text import Row, some
 from pytest_nnxcheck.engine.example import Call
@@ -173,6 +173,10 @@ class SharedBuffer(OfBuffer):
         result = "a jit inside the call donates it, and deletes both" if self.inside else refused
         return [("shared", f"{self.path} and {self.other} share a buffer: {result}")]
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        if (one := call.value(self.path)) and (other := call.value(self.other)):
+            yield "first", f"pointers({one}) & pointers({other})"
+
     def cure(self) -> str:
         return OWN_ARRAYS
 
@@ -187,6 +191,10 @@ class Orphaned(OfBuffer):
         whose = f"{self.path} got the array of {self.other}"
         return [("deleted", f"{whose}, which a jit inside the call donates: it is deleted")]
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        if value := call.value(self.path):
+            yield "after", f"{value}.is_deleted()"
+
     def cure(self) -> str:
         return OWN_ARRAYS
 
@@ -199,6 +207,10 @@ class ViewedBuffer(OfBuffer):
 
     def rows(self) -> list[Row]:
         return [("viewed", f"{self.path} is viewed by {self.holder}: its buffer cannot be reused")]
+
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield from moved(call.value(self.path))
+        yield "in place", ""
 
     def cure(self) -> str:
         return "copy the view: np.array(view), or drop it before the step"
@@ -242,6 +254,16 @@ class LostBuffer(OfBuffer):
     def rows(self) -> list[Row]:
         return [("lost", f"{self.path}   {self.type}   {self.why()}")]
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        value = "" if self.abstract else call.value(self.path)
+        if value and self.cause == "reference":
+            yield "before", f"pointer = {value}.unsafe_buffer_pointer()"
+            yield "after", f"{value}.unsafe_buffer_pointer() != pointer"
+        elif value and self.cause == "sharding":
+            yield from moved(value)
+        else:
+            yield "after", "lost_by_program(executable, lowered)"
+
     def why(self) -> str:
         """The reason why the buffer was lost."""
         match self.cause:
@@ -268,6 +290,13 @@ class LostBuffer(OfBuffer):
         return CURES.get(self.cause, "")
 
 
+def moved(value: str) -> Iterator[tuple[Moment, str]]:
+    """Look for a value whose buffer holds nothing of the state or the output after the run."""
+    if value:
+        yield "before", f"donated = pointers({value})"
+        yield "after", "donated - pointers(state, output)"
+
+
 def elements(type_: ArrayType | None) -> int:
     """The number of elements of an array of this type."""
     return math.prod(type_.shape or ()) if type_ else 0
@@ -280,6 +309,9 @@ class LostOnTarget(OfBuffer, FindingOnTarget):
     def rows(self) -> list[Row]:
         lost, on = self.on.lost, self.on
         return [("lost", f"{len(lost)} of {on.donated} donated leaves {lose(len(lost))} on {on.target}: {some(lost)}")]
+
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield "after", "lost_by_program(executable, lowered)"
 
 
 # --- the fate of a donated leaf

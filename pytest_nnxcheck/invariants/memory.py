@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.catalogue import InvariantRow
+from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.facts import CallProgram, Evidence
-from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Words
-from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, OnTarget, PeakCause, least_copy
+from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment, Words
+from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, OnTarget, PeakCause, Split, least_copy
 from pytest_nnxcheck.core.text import Row, format_bytes
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants.advice import MemoryWasted, advised
@@ -167,6 +168,9 @@ class PeakOverBudget(OnCpu):
         peak, most = self.figures.split.peak, self.figures.bound.budget
         return f"peak {format_bytes(peak)} is over the budget of {format_bytes(most)}"
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield over(self.figures.split, self.figures.bound.budget)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCopied(OnCpu):
@@ -177,6 +181,9 @@ class StateCopied(OnCpu):
 
     def sentence(self) -> str:
         return f"the program holds {self.bytes / self.figures.state:.2f} extra copies of its state at its peak"
+
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield over(self.figures.split, self.figures.split.peak - self.bytes // 2)
 
     def brief(self, summary: str, evidence: Evidence | None) -> str:
         return named_copy(self.bytes, summary, evidence)
@@ -193,6 +200,20 @@ class ConstantsCaptured(OnCpu):
         kept = f"; {memory_breakdown.kept(split)}" if memory_breakdown.left_out(self.bytes, split) else ""
         return f"the call captures {format_bytes(self.bytes)} of constants{kept}"
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield "first", f"captured_bytes(program, state, inputs) >= {FLOOR}"
+
+
+def over(split: Split, most: int) -> tuple[Moment, str]:
+    """Look for a peak over so many bytes. No total of XLA's counts constants: where they decide, they are taken off the bound."""
+    decide = split.peak - split.constants <= most
+    return "after", f"peak(executable) > {most - split.constants * decide}"
+
+
+def over_on_target(on: OnTarget, most: int | None) -> tuple[Moment, str]:
+    """Look for a peak over so many bytes on a target."""
+    return "after", f"peak_on_target(executable, {bool(parse_target(on.target).chip.gpu)}) > {most}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoesNotFit(OfPeak, FindingOnTarget):
@@ -202,6 +223,9 @@ class DoesNotFit(OfPeak, FindingOnTarget):
         on, limit = self.on, target_rows.limit(self.on)
         figures = f"peak {target_rows.peak(on.peak, on.limit)} of" if on.peak is not None else "it needs more than"
         return f"the program does not fit {target_rows.device(on)}: {figures} {limit}"
+
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield over_on_target(self.on, self.on.limit)
 
     def cure(self) -> str:
         """Ways to need less memory a device; none of them was tried."""
@@ -221,6 +245,9 @@ class OverBudgetOnTarget(OfPeak, FindingOnTarget):
         peak = target_rows.peak(on.peak or 0, most)
         return f"peak {peak} on {on.target} is over the budget of {format_bytes(most)}"
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield over_on_target(self.on, self.bound.budget)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedOnTarget(OfPeak, FindingOnTarget):
@@ -232,6 +259,10 @@ class CopiedOnTarget(OfPeak, FindingOnTarget):
     def sentence(self) -> str:
         on = self.on
         return f"the program holds {on.copies / max(on.state, 1):.2f} extra copies of its state on {on.target}"
+
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        if self.on.split is not None:
+            yield "after", f"peak(executable) > {self.on.split.peak - self.on.copies // 2}"
 
     def brief(self, summary: str, evidence: Evidence | None) -> str:
         return named_copy(self.on.copies, summary, evidence)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import buffer_of, describe
-from pytest_nnxcheck.core.catalogue import GRAD, REMAT, ROWS, InvariantRow
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REMAT, ROWS, InvariantRow
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
-from pytest_nnxcheck.core.outcome import Finding
+from pytest_nnxcheck.core.outcome import Finding, InProgram, Moment
 from pytest_nnxcheck.core.text import Row, first_line
 from pytest_nnxcheck.engine.observe import unfused
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.engine.reference import Reference, Start, effect_against
+from pytest_nnxcheck.engine.reference import Reference, Start, calls_of, effect_against, meaning_of
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.values.effects import TIMES, Difference, Effect, Nudged, differences, distance, scalars
@@ -273,6 +273,25 @@ class ValueDiffers(Finding):
         values = f"expected {off.want:.5g}, got {off.have:.5g}; {wrong}"
         return f"{heading}   largest difference {off.size:.3g} ({off.allowed:.2g} allowed): {values}"
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        numbers, calls = calls_of(meaning_of(call.nesting))
+        axes = sum(bool(layer.row.axis) for layer in call.nesting.layers)
+        wanted = f"calls = [program(eager, *(leaf[{(0,) * axes}] for leaf in inputs)) for _ in range({calls})]"
+        # An array, and a new reference in the place of one, take this as well.
+        read = "[...]" if self.path in call.references else ""
+        value, eager = (call.value(self.path, state) for state in ("state", "eager"))
+        if call.references:
+            yield "before", "eager = with_refs(state, ref=False)"
+        else:
+            yield "before", "eager = nnx.clone(state)"
+            yield "before", "nnx.update(eager, jax.tree.map(jnp.copy, nnx.state(eager)))"
+        yield "before", wanted if call.nesting.layers else f"with jax.disable_jit():\n    {wanted}"
+        yield "before", f"wanted = {eager + read if eager else calls_text(numbers)}"
+        yield (
+            "after",
+            f"differs(wanted, {value + read or primal_text(call.nesting)}, {min(self.difference.size / 2, 1e300)!r})",
+        )
+
     def cure(self) -> str:
         """Empty where no cure was tried."""
         off, word = self.difference, str(self.cause)
@@ -281,6 +300,23 @@ class ValueDiffers(Finding):
         if word == "reference":
             word = "lost in a copy" if off.label == "dropped" else "written twice"
         return CURES[word].format(path=self.path, kind=self.variable) if word else ""
+
+
+def calls_text(numbers: Any) -> str:
+    """The outputs of calls, which are in the list ``calls``, in the structure of their numbers."""
+    if isinstance(numbers, int):
+        return f"calls[{numbers}]"
+    parts = ", ".join(map(calls_text, numbers))
+    return f"stacked({parts})" if isinstance(numbers, list) else f"({parts})"
+
+
+def primal_text(nesting: Nesting, out: str = "output", start: int = 0) -> str:
+    """The expression for an output without gradients."""
+    for number, layer in enumerate(nesting.layers[start:], start):
+        if layer.transform == CALL_FIRST:
+            return f"({out}[0], {primal_text(nesting, f'{out}[1]', number + 1)})"
+        out = f"{out}[0]" if layer.row.pair == "gradients" else out
+    return out
 
 
 CURES = {

@@ -10,7 +10,7 @@ from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS, InvariantRow
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import HAND_ON, captured_by
-from pytest_nnxcheck.core.outcome import Finding, Violation, Words, uncounted
+from pytest_nnxcheck.core.outcome import Finding, InProgram, Moment, Violation, Words, uncounted
 from pytest_nnxcheck.core.text import Row
 
 if TYPE_CHECKING:
@@ -61,6 +61,13 @@ class TracerLeft(Finding):
         leaked_by = ("leaked by", self.leak.layer or un_nested)
         return Words(f"tracers remain in {paths}{when}", [*rows, leaked_by], self.cure())
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield (
+            ("first", f"{self.leak.type!r} in living_tracers().values()")
+            if self.leak.before
+            else ("search", self.leak.type)
+        )
+
     def cure(self) -> str:
         """By the holder, and by the layer that leaked it; empty where no advice is certain."""
         leak, path = self.leak, self.path
@@ -100,6 +107,9 @@ class MadeInEndedTrace(Finding):
 
     def rows(self) -> list[Row]:
         return [("pinned", f"{self.path}   {self.type}")]
+
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield "first", f"refuses_writes(state, {call.keys(self.path)})"
 
     def cure(self) -> str:
         return "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew"

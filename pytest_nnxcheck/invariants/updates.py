@@ -13,7 +13,7 @@ from flax import nnx
 
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.notes import Note
-from pytest_nnxcheck.core.outcome import Finding, Words
+from pytest_nnxcheck.core.outcome import Finding, InProgram, Moment, Words
 from pytest_nnxcheck.core.text import Row, some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.subject.copies import Read, Write
@@ -66,6 +66,9 @@ class WriteLost(Finding):
     def rows(self) -> list[Row]:
         return [("lost", f"{self.path}   {self.where()}")]
 
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        yield "first", f"is_handed_on(program, state, inputs, {call.keys(self.path)})"
+
     def where(self) -> str:
         """The line that writes, and what made the copy."""
         write = self.write
@@ -95,6 +98,10 @@ class ReadStale(Finding):
     def rows(self) -> list[Row]:
         at = f"read at {self.read.line}, " if self.read.line else "read "
         return [("stale", f"{self.path}   {at}by way of {self.read.holder}")]
+
+    def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
+        if call.value(self.path):
+            yield "first", f"is_constant(program, state, inputs, {call.keys(self.path)})"
 
     def cure(self) -> str:
         return (

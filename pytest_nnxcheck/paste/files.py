@@ -14,22 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_nnxcheck.compat import flax_modes
-from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted, Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.example import CallStarted
 from pytest_nnxcheck.paste import usage
+from pytest_nnxcheck.paste.program import Call, Looks, compose, looks_of, wrapped_text
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.paste.usage import Usage, one_line
 from pytest_nnxcheck.reporting.report import Report
-
-if TYPE_CHECKING:
-    from pytest_nnxcheck.core.nesting import Nesting
-    from pytest_nnxcheck.core.outcome import Outcome
-    from pytest_nnxcheck.paste.call import Call
+from pytest_nnxcheck.subject.profile import UNKNOWN
 
 LONGEST = 60
 """Characters of a name in a file name, before its hash: file systems take 255 of a name, and Windows 260 of a path."""
@@ -83,29 +81,21 @@ class Programs:
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome of a nesting with its program, which now looks for what broke."""
-        if outcome.verdict not in KEPT or outcome.program or not (self._call or self._problem):
+        call, broken = self._call, [violation.invariant for violation in outcome.violations]
+        if outcome.verdict not in KEPT or outcome.program or not (call or self._problem):
             return outcome
-        from pytest_nnxcheck.paste.findings import looks_of
-
-        broken = [violation.invariant for violation in outcome.violations]
         with self._harmless():
-            if broken and self._call and not looks_of(outcome, self._call):
-                none = f"none: no program can look for {' and '.join(broken)} without the plugin"
-                return replace(outcome, program=none)
-            if self._call:
+            if call is not None:
+                if broken and not looks_of(outcome, call):
+                    none = f"none: no program can look for {' and '.join(broken)} without the plugin"
+                    return replace(outcome, program=none)
                 path = self._path(str(outcome.nesting))
-                text = self.texts[outcome.nesting] = self._compose(self._call, path, outcome)
-                self._write(path, text)
+                self.texts[outcome.nesting] = self._write(call, path, outcome)
                 return replace(outcome, program=self._shown(path))
         return replace(outcome, program=f"not written: {self._problem}")
 
     def _draft(self, event: CallStarted) -> None:
         """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
-        from pytest_nnxcheck.paste.call import Call
-        from pytest_nnxcheck.paste.findings import Looks
-        from pytest_nnxcheck.paste.program import wrapped_text
-        from pytest_nnxcheck.subject.profile import UNKNOWN
-
         call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
         last, self._call = self._call, call
         if last is not None and last.subject is not call.subject:
@@ -114,23 +104,16 @@ class Programs:
                 return
             self._earlier, self._alike = self._earlier + self._alike + 1, 0
         if self.folder is not None:
-            path = self._path("running")
-            self._write(path, self._compose(call, path))
-
-    def _compose(self, call: Call, path: Path | None, outcome: Outcome | None = None) -> str:
-        from pytest_nnxcheck.paste.program import compose
-
-        self._drafted = True
-        return compose(call, self._earlier, self.usage_of(self._body), self.test, self._shown(path), outcome)
+            self._write(call, self._path("running"))
 
     def _finish(self, outcomes: Mapping[Nesting, Outcome]) -> None:
         """The body has ended: its draft goes, and a program of its nesting that has nothing to show."""
-        nestings, drafted = {self._call.nesting} if self._call else set(), self._drafted
-        self._body, self._call, self._drafted = None, None, False
-        holding = [each for each in nestings if each not in outcomes or outcomes[each].verdict not in KEPT]
-        for nesting in holding:
+        names = ["running"] if self._drafted else []
+        if self._call and ((nesting := self._call.nesting) not in outcomes or outcomes[nesting].verdict not in KEPT):
             self.texts.pop(nesting, None)
-        for path in filter(None, map(self._path, ["running", *map(str, holding)]) if drafted else ()):
+            names += [str(nesting)] * self._drafted
+        self._body, self._call, self._drafted = None, None, False
+        for path in filter(None, map(self._path, names)):
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # where another program is in it
                 path.parent.rmdir()
@@ -144,10 +127,17 @@ class Programs:
             return str(path or "")
         return near_to((str(self.near),), str(path))
 
-    def _write(self, path: Path | None, text: str) -> None:
+    def _write(self, call: Call, path: Path | None, outcome: Outcome | None = None) -> str:
+        """Write the program of a call, into a file if there are files."""
+        self._drafted = True
+        others = f"< {self._earlier}" * bool(self._earlier)
+        if outcome is not None:
+            others = f"not in range({self._earlier}, {self._earlier + self._alike + 1})"
+        text = compose(call, others, self.usage_of(self._body), self.test, self._shown(path), outcome)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text.encode("utf-8", "backslashreplace"))
+        return text
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:

@@ -15,30 +15,37 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import flax
 import jax
 import jaxlib
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat import arrays, flax_modes, graph
+from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.outcome import FindingOnTarget, Moment, Outcome
 from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import lay_out
 from pytest_nnxcheck.devices import FLAG
-from pytest_nnxcheck.paste import findings, looks
-from pytest_nnxcheck.paste.call import Call
+from pytest_nnxcheck.paste import looks
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in, read, source_of
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
 from pytest_nnxcheck.subject import abstract_arrays, subject
+from pytest_nnxcheck.subject.plain_objects import Bare, Opened
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+from pytest_nnxcheck.subject.subject import Nodes, Source, Subject
 from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.transforms.compose import donated_inputs, layer_name, output_shapes
+from pytest_nnxcheck.transforms.root import Root
 
 STAND_IN_TEXT = """def {}(subject, *args, kwargs=None, **settings):
     return nnx_wrap(subject)(*args, **(kwargs or {{}}))"""
@@ -53,11 +60,14 @@ SOURCES = (looks, layers, subject, abstract_arrays, flax_modes, graph)
 """The modules of ours whose functions the lines of a program call."""
 
 
-def compose(call: Call, earlier: int, usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
-    """The whole program of a call that a test makes after ``earlier`` ones, which held; it looks for the outcome, where that is known. Raises `NoSource`."""
-    look = findings.looks_of(outcome, call) if outcome is not None else findings.Looks()
+def compose(call: Call, others: str, usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
+    """The whole program of a call of a test; it looks for the outcome, where that is known. Raises `NoSource`.
+
+    Calls of the test whose number is ``others``, such as ``< 2``, are made without the nesting.
+    """
+    look = looks_of(outcome, call) if outcome is not None else Looks()
     copied = usage.slice
-    texts = wrapped_text(call, copied, look, earlier)
+    texts = wrapped_text(call, copied, look, others)
     names = globals_in(texts)
     for module in SOURCES:
         copied.take(module, sorted(names))
@@ -66,7 +76,7 @@ def compose(call: Call, earlier: int, usage: Usage, test: Report, path: str, out
     taken = {name for text in (*copied.imports, *user, *usage.setup) for name in bound_in(text)} - {"nnx_wrap"}
     own = "\n\n".join(ours)
     imports = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *copied.imports}
-    imports |= {f"import {name}" for name in ("contextlib", "itertools", "types") if name in globals_in(own)}
+    imports |= {f"import {name}" for name in ("contextlib", "types") if name in globals_in(own)}
     if any(taken & bound_in(text) for text in ours):  # names of ours that the user's code has too
         indented = textwrap.indent(own, "    ")
         own = f"def with_own_names():\n{indented}\n\n    return nnx_wrap\n\nnnx_wrap = with_own_names()"
@@ -135,10 +145,59 @@ def ending(call: Call, usage: Usage) -> Iterator[str]:
     yield f'print("passed:", {str(call.nesting)!a})'
 
 
+# --- the looks
+
+
+@dataclass
+class Looks:
+    """The lines with which a program looks for what was found, by their moment, each with the plugin's words."""
+
+    on: OnTarget | None = None
+    """The target that it compiles for: the first, where the CPU shows nothing."""
+    lines: dict[Moment, dict[str, str]] = field(default_factory=dict)
+
+    def at(self, moment: Moment) -> dict[str, str]:
+        """The lines of a moment."""
+        return self.lines.setdefault(moment, {})
+
+    @property
+    def compiles(self) -> bool:
+        return any("executable" in line for line in self.at("after"))
+
+    def __bool__(self) -> bool:
+        return bool(self.at("first") or self.at("after") or self.at("search"))
+
+
+def looks_of(outcome: Outcome, call: Call) -> Looks:
+    """The looks of a program; none where the nesting raised an exception of the user's code, and for findings that the plugin alone can see."""
+    every = [(each, finding) for each in outcome.violations for finding in each.findings if any(finding.look(call))]
+    there = [finding.on for _, finding in every if isinstance(finding, FindingOnTarget)]
+    found, kinds = Looks(there[0] if len(there) == len(every) > 0 else None), set[type]()
+    for violation, finding in every:
+        looks = [*finding.look(call)]
+        # The first finding of each kind is enough, but for tracers: a search ends where it finds one of their types.
+        known = type(finding) in kinds and "search" not in dict(looks)
+        if known or (finding.on if isinstance(finding, FindingOnTarget) else None) != found.on:
+            continue
+        kinds.add(type(finding))
+        rows = violation.details if violation.invariant == "donation" else ()  # a row a leaf
+        words = ", ".join(ascii(text) for text in (violation.summary, *(text for _, text in rows)))
+        for moment, text in looks:
+            line = f"broken({violation.invariant!r}, {text}, {words})" if moment in ("first", "after") else text
+            found.at(moment)[line] = violation.summary
+    if found.compiles:
+        made = "STAGED[-1][0].compile(), STAGED[-1][0]"
+        if found.on is not None:
+            target, effort = parse_target(found.on.target), effort_options(found.on.effort)
+            made = f"on_target({topology(target)}, {effort}, {options_for(target.chip)}, *STAGED[-1])"
+        found.lines["after"] = {f"executable, lowered = {made}": "", **found.at("after")}
+    return found
+
+
 # --- the call
 
 
-def wrapped_text(call: Call, copied: Slice, look: findings.Looks, earlier: int = 0) -> str:
+def wrapped_text(call: Call, copied: Slice, look: Looks, others: str = "") -> str:
     """Write the function that the test gets in the place of ``nnx_wrap``: it takes a call apart, runs it under the layers, and looks. What that needs is copied."""
     nested, output, abstract = "program", "output", call.subject.abstract
     for index in reversed(range(len(call.nesting.layers))):
@@ -150,38 +209,37 @@ def wrapped_text(call: Call, copied: Slice, look: findings.Looks, earlier: int =
             output = f"jax.eval_shape(first, {output})" if abstract else f"first({output})"
     run = f"staged(nnx.jit, {nested}, types_of)" if abstract and call.root.style is None else nested
     run += "(state, *inputs)"
-    if look.search:
-        run = f"run_for_tracers(lambda: {run}, {set(look.search)!r}, {next(iter(look.search.values()))!a})"
+    if searched := look.at("search"):
+        run = f"run_for_tracers(lambda: {run}, {set(searched)!r}, {next(iter(searched.values()))!a})"
+    taken, short = apart(call)
     lines = [
-        *call.apart(),
-        *look.first,
+        *taken,
+        *look.at("first"),
         *ready(call, look),
-        *look.before,
+        *look.at("before"),
         f"output = {run}",
-        *look.after,
+        *look.at("after"),
     ]
-    if call.short:
-        lines.append(f"return {output}[0]")
-    elif call.plain:
-        lines.append(f"return jax.tree.unflatten(made[0], {output})")
+    if call.plain:
+        lines.append(f"return {output}[0]" if short else f"return jax.tree.unflatten(made[0], {output})")
     else:
         # The call alone makes the rest of its output. The nesting ran on a copy of the state, so that it still is as it was.
         lines.append(f"return {output}" if abstract else f"return {call.function}(*args, **kwargs)")
-    if earlier:
-        # They held, so that they do under the layers what they do without.
+    if others:
+        # Those before held, so that they do under the layers what they do without.
         made = "abstractly(subject, *args, **kwargs)" if abstract else "subject(*args, **kwargs)"
-        lines[:0] = [f"if next(CALLS) < {earlier}:\n    return {made}"]
+        lines.insert(0, f"if next(CALLS) {others}: return {made}")
     body = textwrap.indent("\n".join(lines), " " * 8)
-    count = "CALLS = itertools.count()\n\n" if earlier else ""
+    count = "CALLS = iter(range(10**6))\n\n" if others else ""  # an import less
     return f"{count}def nnx_wrap(subject):\n    def wrapped(*args, **kwargs):\n{body}\n    return wrapped"
 
 
-def ready(call: Call, look: findings.Looks) -> Iterator[str]:
+def ready(call: Call, look: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     around, abstract = call.nesting.layers, call.subject.abstract
     if call.subject.in_refs:
         yield "state = with_refs(state, ref=True)"
-    elif not abstract and look.own_arrays and not call.profile.state.references:
+    elif not (abstract or look.at("in place")) and not call.profile.state.references:
         if not call.plain:
             yield "state = nnx.clone(state)"
         if not call.plain or call.root.style is not None:
@@ -199,7 +257,7 @@ def ready(call: Call, look: findings.Looks) -> Iterator[str]:
 # --- layers
 
 
-def layer_text(call: Call, index: int, inner: str, look: findings.Looks, copied: Slice) -> str:
+def layer_text(call: Call, index: int, inner: str, look: Looks, copied: Slice) -> str:
     """A layer around an inner program: its function, which is copied, and a plan with the fields that it reads. Raises `NoSource`."""
     layer = call.nesting.layers[index]
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
@@ -218,7 +276,7 @@ def read_of_plan(name: str) -> list[str]:
     return sorted(set(re.findall(r"\bplan\.(\w+)", source_of(layers, name))))
 
 
-def plan_of(call: Call, index: int, look: findings.Looks) -> SimpleNamespace:
+def plan_of(call: Call, index: int, look: Looks) -> SimpleNamespace:
     """The fields of a layer's `Plan`, each as text."""
     profile, inner = call.profile, call.nesting.layers[index + 1 :]
     return SimpleNamespace(
@@ -235,7 +293,7 @@ def plan_of(call: Call, index: int, look: findings.Looks) -> SimpleNamespace:
     )
 
 
-def jit_text(call: Call, look: findings.Looks) -> str:
+def jit_text(call: Call, look: Looks) -> str:
     """The jit of the outermost layer: it donates, and is lowered before it runs where a look asks for the program."""
     abstract, donated = call.subject.abstract, call.root.donated_arguments
     options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated else "")
@@ -263,3 +321,145 @@ def zeros(shapes: Any) -> str:
         spec = f"jax.sharding.PartitionSpec({', '.join(map(repr, placed.spec))})"
         device = f", device=jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), {spec})"
     return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r}{device})"
+
+
+# --- the arguments of a call
+
+UNWRAPPED = {
+    "partial": "function, args, kwargs = {0}.func, (*{0}.args, *args), {{**{0}.keywords, **kwargs}}",
+    "cached partial": "function, args = (lambda f, held: (f, (*held, *args)))(*cached_partial({0}))",
+    "method": "function, args = {0}.__func__, ({0}.__self__, *args)",
+    "object": "function, args = type({0}).__call__, ({0}, *args)",
+}
+"""The line that puts what a callable holds among the arguments of the function behind it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call under a nesting, and what is known of it."""
+
+    subject: Subject
+    profile: Profile
+    nesting: Nesting
+    settings: Settings
+    flags: tuple[bool, bool]
+    """The flags of flax's mode: its graph, and graph updates."""
+
+    @property
+    def root(self) -> Root:
+        """The outermost jit."""
+        return Root(self.subject, self.profile, self.nesting, self.settings.donate)
+
+    @property
+    def plain(self) -> bool:
+        """True if the output is made of arrays alone, as far as is known."""
+        return self.profile is UNKNOWN or self.profile.output.plain
+
+    @property
+    def function(self) -> str:
+        """The name of the function that the program calls."""
+        return "function" if self.subject.unwrapped else "subject"
+
+    @property
+    def references(self) -> frozenset[str]:
+        """The leaves that are references."""
+        return frozenset(map(self.subject.path, self.profile.state.references))
+
+    def keys(self, path: str) -> str:
+        """The keys that lead to a leaf, as arguments; empty where it is not in the state."""
+        for name, label in sorted(self.subject.labels.items(), key=lambda item: len(item[1]), reverse=True):
+            rest = path.removeprefix(label)
+            if path.startswith(label) and rest[:1] in ("", ".", "["):
+                steps = [repr(word) if word else key for word, key in re.findall(r"\.(\w+)|\[('[^']*'|[^\]]*)\]", rest)]
+                return ", ".join([*([repr(name)] if isinstance(self.subject.state, Nodes) else []), *steps])
+        return ""
+
+    def value(self, path: str, state: str = "state") -> str:
+        """The expression for a leaf or an input by its path; empty for what is neither."""
+        if path in self.subject.input_names:
+            return f"inputs[{self.subject.input_names.index(path)}]"
+        return f"value_at({state}, {keys})" if (keys := self.keys(path)) else ""
+
+
+Leaf = tuple[str, Any, list[Any]]
+"""A leaf of the arguments: its place, itself, and its sources."""
+
+
+def apart(call: Call) -> tuple[list[str], bool]:  # noqa: C901 - one case a kind of argument
+    """Write the lines that take a call apart: its state, its inputs, and a program of these, which calls the test's own subject on its own arguments.
+
+    Says also whether that program is a line: each node and array is an argument of its own, and the output is one array.
+    """
+    subject, output = call.subject, call.profile.output
+    single, rest = not isinstance(subject.state, Nodes), iter(subject.sources)
+    nodes, inputs = dict[str, str](), dict[int, str]()
+    fields, leaves, behind = list[str](), list[Leaf](), list[list[Leaf]]()
+
+    def file(tree: Any, place: str, leaves: list[Leaf]) -> None:
+        """File the leaves of an argument. The fields of an opened object come behind all arguments."""
+        for path, leaf in tree_leaves_with_path(tree, is_leaf=is_part):
+            here = place + keystr(path)
+            parts = leaf.values if isinstance(leaf, Bare) else () if isinstance(leaf, Opened) else (leaf,)
+            leaves.append((here, leaf, [next(rest) for _ in parts]))
+            for (kind, name), value in zip(leaf.fields, leaf.values, strict=True) if isinstance(leaf, Opened) else ():
+                fields.append(f"({here}, {name!r}, {kind == 'item'})")
+                behind.append([])
+                file(value, f"{here}[{name!r}]" if kind == "item" else f"{here}.{name}", behind[-1])
+
+    def put(place: str, leaf: Any, sources: list[Any]) -> str:
+        """File the place of a leaf; the expression for it in the program, which has nodes and arrays of its own."""
+        match sources:
+            case [Source(node=str(name))]:
+                nodes.setdefault(name, place)
+                return "state" if single else f"state.{name}"
+            case [Source(input=int(number)), *_] if isinstance(leaf, Bare):
+                inputs[number] = f"*jax.tree.leaves({place})"
+                return f"jax.tree.unflatten(jax.tree.structure({place}), inputs[{number}:{number + len(sources)}])"
+            case [Source(input=int(number))]:
+                inputs[number] = place
+                return f"inputs[{number}]"
+        return place
+
+    args, kwargs = subject.arguments
+    words = {f"args[{number}]": "" for number in range(len(args))}
+    words |= {f"kwargs[{name!r}]": f"{name}=" for name in sorted(kwargs)}  # in the order in which jax takes them apart
+    for place, value in zip(words, [*args, *(kwargs[name] for name in sorted(kwargs))], strict=True):
+        file(value, place, leaves)
+    alone = not fields and all(place in words for place, *_ in leaves)
+    every = [*leaves, *(leaf for own in behind for leaf in own)]
+    texts = [put(leaf[0] if alone else f"leaves[{number}]", *leaf[1:]) for number, leaf in enumerate(every)]
+    known = dict(zip([place for place, *_ in every], texts, strict=True))
+    given = ", ".join(word + known.get(place, place) for place, word in words.items()) if alone else "*args, **kwargs"
+    held = ", [read_field(*field) for field in fields]" if fields else ""
+    state = (
+        nodes[subject.names[0]] if single else f"Nodes({{{', '.join(f'{name!r}: {nodes[name]}' for name in nodes)}}})"
+    )
+    listed = f"[{', '.join(place for _, place in sorted(inputs.items())) or '0.0'}]"
+    lines = [
+        *(UNWRAPPED[kind].format("function" if number else "subject") for number, kind in enumerate(subject.unwrapped)),
+        f"fields = [{', '.join(fields)}]" if fields else "",
+        "" if alone else f"leaves, tree = jax.tree.flatten((args, kwargs{held}), is_leaf=is_node)",
+        f"state, inputs = {state}, {listed if subject.abstract else f'[*map(jnp.asarray, {listed})]'}",
+    ]
+    if alone and output.plain and output.names == ("",):
+        return [*filter(None, lines), f"program = lambda state, *inputs: ({call.function}({given}),)"], True
+    body = body_of(call, given)
+    if fields:
+        body = ["with filled(fields, *values):", *(f"    {line}" for line in body)]
+    if not alone:
+        body.insert(0, f"args, kwargs, *values = jax.tree.unflatten(tree, [{', '.join(texts)}])")
+    lines.append("\ndef program(state, *inputs):\n" + textwrap.indent("\n".join(body), "    ") + "\n")
+    return [*filter(None, ["made = []" if call.plain else "", *lines])], False
+
+
+def body_of(call: Call, given: str) -> list[str]:
+    """Write the call itself, and its arrays: of an output that holds more than these by their names in it."""
+    output = call.profile.output
+    made, parts = "made[:] = [jax.tree.structure(output)]", dict.fromkeys(f"output{name}" for name in output.names)
+    arrays_made = [made, "return arrays_of(output)"] if call.plain else [f"return arrays_of({', '.join(parts)})"]
+    return [f"output = {call.function}({given})", *arrays_made]
+
+
+def is_part(value: Any) -> bool:
+    """True if a program takes a value as a whole."""
+    return isinstance(value, Opened | Bare) or graph.is_graph_node(value)

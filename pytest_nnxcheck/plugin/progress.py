@@ -45,7 +45,7 @@ class Progress:
         self.of_nestings = item.config.get_verbosity() > 0
         """True if each nesting has a line, as with -v."""
         self.due = time.perf_counter() + patience
-        self.said: dict[Nesting, str] = {}
+        self.said: dict[Nesting, object] = {}
 
     def listen(self, event: object) -> None:
         """Say what is under way where the last line is old; with -v, what came of each nesting."""
@@ -65,8 +65,8 @@ class Progress:
 
     def say(self, nesting: Nesting, outcome: Outcome | None, seconds: float) -> None:
         """With -v, the line of a nesting: one, but where arguments of the user's own change its verdict."""
-        verdict = word(outcome)
-        if self.of_nestings and self.said.get(nesting) != verdict:
+        verdict = outcome and (outcome.verdict, outcome.unfit)
+        if self.of_nestings and self.said.get(nesting, 0) != verdict:
             self.said[nesting] = verdict
             write_uncaptured(self.item.config, ended(nesting, outcome, seconds))
 
@@ -77,14 +77,8 @@ def ended(nesting: Nesting, outcome: Outcome | None, seconds: float) -> str:
 
     longest = max(map(len, (*report.VERDICTS.values(), NOT_CHECKED)))
     peak = format_bytes(outcome.peak) if outcome and outcome.peak is not None else ""
-    return f"  {word(outcome):<{longest}} {peak:>10} {seconds:>8.2f} s   {nesting}"
-
-
-def word(outcome: Outcome | None) -> str:
-    """The verdict as people read it."""
-    from pytest_nnxcheck.reporting import report
-
-    return report.word(outcome) if outcome else NOT_CHECKED
+    word = report.word(outcome) if outcome else NOT_CHECKED
+    return f"  {word:<{longest}} {peak:>10} {seconds:>8.2f} s   {nesting}"
 
 
 class Count:

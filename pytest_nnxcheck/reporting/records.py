@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from pytest_nnxcheck.core.facts import Leak, Lost, Stamp
-from pytest_nnxcheck.core.outcome import Verdict
+from pytest_nnxcheck.core.outcome import Verdict, Violation
 from pytest_nnxcheck.core.peak import Buffer, Captured, OnTarget, PeakLine, Split
 from pytest_nnxcheck.core.text import Row, Unreadable
 
@@ -93,16 +93,6 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class ViolationRecord:
-    """One broken invariant, in words."""
-
-    invariant: str
-    summary: str = ""
-    details: tuple[Row, ...] = ()
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class BufferRecord(Buffer):
     """One buffer; of a baseline, several that look alike."""
 
@@ -124,7 +114,7 @@ class NestingRecord:
     drawn: bool = False
     """True if hypothesis drew it: another edition of the test draws others."""
     verdict: Verdict = "held"
-    violations: tuple[ViolationRecord, ...] = ()
+    violations: tuple[Violation, ...] = ()
     reason: str = ""
     peak: int | None = None
     budget: int | None = None

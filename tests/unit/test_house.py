@@ -63,3 +63,28 @@ def test_the_document_names_no_file_that_is_not_there():
     text = (ROOT / "docs" / "inside.md").read_text()
     names = re.findall(r"`(\w+/\w+)`", text)
     assert [name for name in names if not (PACKAGE / name).is_dir() and not (PACKAGE / f"{name}.py").is_file()] == []
+
+
+def test_a_quarter_of_the_tests_at_most_use_private_names():
+    """A test asserts what a user would notice: most use a public name, or what the tests share."""
+    private, every = [], 0
+    folders = {path.stem for path in PACKAGE.iterdir()}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        module = ast.parse(path.read_text())
+        names = {
+            alias.asname or alias.name
+            for node in ast.walk(module)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pytest_nnxcheck")
+            for alias in node.names
+            if node.module != "pytest_nnxcheck" or alias.name in folders
+        }
+        tests = [
+            node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        ]
+        every += len(tests)
+        private += [
+            f"{path.name}::{test.name}"
+            for test in tests
+            if names & {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        ]
+    assert len(private) <= every / 4, f"{len(private)} of {every}"

@@ -7,12 +7,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import Example, call
+from checking import TAKES_REFERENCES, Example, call
 from flax import nnx
 from healthy import rngs
 
 from pytest_nnxcheck import CheckError
-from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.engine.example import Memo
 
 X = jnp.ones((2, 4))
@@ -60,7 +59,7 @@ class Remembers(nnx.Module):
 
 
 @pytest.mark.skipif(
-    not hasattr(jax, "new_ref") or flax_modes.takes_refs(), reason="this jax has no mutable arrays, or they are taken"
+    not hasattr(jax, "new_ref") or TAKES_REFERENCES, reason="this jax has no mutable arrays, or they are taken"
 )
 def test_mutable_arrays_are_refused_by_old_versions():
     told = r" is a mutable array of jax \(jax.Ref\), which is not supported: keep the array in an nnx.Variable without ref=True"

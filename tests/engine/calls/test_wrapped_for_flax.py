@@ -10,7 +10,6 @@ from checking import nnx_wrap
 from flax import nnx
 
 from pytest_nnxcheck import CheckError, Wrapped, check
-from pytest_nnxcheck.api import unwrap
 
 X = jnp.ones((2, 4))
 
@@ -97,4 +96,4 @@ def test_isinstance_and_copies_take_it_for_the_module():
     for again in (copy.copy(wrapped), copy.deepcopy(wrapped)):
         assert type(again) is Wrapped
     assert copy.copy(wrapped).kernel is wrapped.kernel
-    assert unwrap(copy.deepcopy(wrapped)).kernel is not wrapped.kernel
+    assert copy.deepcopy(wrapped).kernel is not wrapped.kernel

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from pytest_nnxcheck.core.text import format_bytes
+
 KiB, MiB = 1024, 1024 * 1024
+shown = format_bytes
+"""Bytes as messages write them."""
 
 
 def rows(found, label):

@@ -9,8 +9,7 @@ from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
 from checking import Example, broken, call, text
 from flax import nnx
 from healthy import numbers, rngs
-
-from pytest_nnxcheck.core.text import format_bytes
+from memory_evidence import shown
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
@@ -56,7 +55,7 @@ def test_one_call_is_held_to_the_bytes_themselves(budget, nesting, example):
     assert (held.outcome.verdict, held.outcome.budget) == ("held", budget)
     over = call(Mlp(), batch(), memory_budget=held.outcome.peak - 1, **settings)
     assert broken(over) == ["memory"]
-    assert f"budget {format_bytes(held.outcome.peak - 1)} (memory_budget)" in text(over)
+    assert f"budget {shown(held.outcome.peak - 1)} (memory_budget)" in text(over)
     assert broken(call(Wasteful(), batch(), memory_budget=budget, **settings)) == ["memory"]
 
 
@@ -77,9 +76,9 @@ def test_more_than_the_axes_need_is_a_violation():
     found = call(model, *inputs, nesting="jit > call_first", memory_budget=one)
     assert broken(found) == ["memory"]
     more = found.outcome.budget - one
-    shown = f"budget {format_bytes(one + more)} (memory_budget {format_bytes(one)} + {format_bytes(more)} for the nesting's own axes)"
-    assert shown in text(found)
-    assert f"is over the budget of {format_bytes(one + more)}" in text(found)
+    told = f"budget {shown(one + more)} (memory_budget {shown(one)} + {shown(more)} for the nesting's own axes)"
+    assert told in text(found)
+    assert f"is over the budget of {shown(one + more)}" in text(found)
 
 
 def test_a_budget_in_powers_of_1000_is_shown_as_it_was_written_too(example):

@@ -18,6 +18,12 @@ from pytest_nnxcheck.engine.example import Memo
 ALL = "tracers,memory,donation,recompilation,finite,parity"
 
 
+def outcomes_of(model, nestings):
+    """The outcome of each nesting, as those of one test."""
+    memo = Memo()
+    return [outcome_of(model, nesting, memo) for nesting in nestings]
+
+
 def outcome_of(model, nesting, memo):
     case = HEALTHY[model]()
     with flax_modes.flax_mode(nesting.mode), Example(memo) as example:
@@ -32,11 +38,10 @@ def assert_healthy(outcome):
 
 @pytest.mark.parametrize("model", models(["batch_norm_train"], otherwise=pytest.mark.slow))
 def test_a_model_breaks_no_invariant(model):
-    memo = Memo()
-    for nesting in ARRAY[model]:
-        assert_healthy(outcome_of(model, nesting, memo))
+    for outcome in outcomes_of(model, ARRAY[model]):
+        assert_healthy(outcome)
     for transform, words in unfit(model).items():
-        outcome = outcome_of(model, Nesting.parse(f"jit > {transform}"), memo)
+        (outcome,) = outcomes_of(model, [Nesting.parse(f"jit > {transform}")])
         assert (outcome.verdict, outcome.unfit) == ("rejected", True)
         assert words in outcome.reason
 
@@ -70,10 +75,13 @@ def test_the_nestings_of_the_models_hold_every_pair():
 @pytest.mark.parametrize("model", sorted(HEALTHY))
 def test_a_model_breaks_no_invariant_under_any_pair(model):
     """Each transform in each style right inside each other one, in each mode."""
-    memo = Memo()
-    for pair, mode in product(LAYER_PAIRS, modes_of(model)):
-        if all(takes(mode, layer) and layer.transform not in unfit(model) for layer in pair):
-            assert_healthy(outcome_of(model, Nesting((Layer("jit"), *pair), mode), memo))
+    nestings = [
+        Nesting((Layer("jit"), *pair), mode)
+        for pair, mode in product(LAYER_PAIRS, modes_of(model))
+        if all(takes(mode, layer) and layer.transform not in unfit(model) for layer in pair)
+    ]
+    for outcome in outcomes_of(model, nestings):
+        assert_healthy(outcome)
 
 
 @pytest.mark.slow

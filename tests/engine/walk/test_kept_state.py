@@ -6,12 +6,11 @@ from typing import Any
 
 import jax
 import pytest
-from checking import flat
+from checking import TAKES_REFERENCES, flat
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.compat import flax_modes
 
 
 class KeepsState(nnx.Module):
@@ -53,7 +52,7 @@ def test_a_state_that_is_kept_outside_of_the_module_is_told_so():
     assert check(Accumulates(in_module=True).step, numbers(BATCH), nesting="jit").ok
 
 
-@pytest.mark.skipif(flax_modes.takes_refs(), reason="here these metadata mean a reference")
+@pytest.mark.skipif(TAKES_REFERENCES, reason="here these metadata mean a reference")
 def test_metadata_of_the_users_own_make_no_reference():
     class Sums(nnx.Module):
         def __init__(self, **metadata):

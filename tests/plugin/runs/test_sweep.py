@@ -11,7 +11,7 @@ from healthy import FLAX
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, merge
-from pytest_nnxcheck.reporting import records, report
+from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner import hypothesis_test, strategies
 from pytest_nnxcheck.runner.run import Run
 
@@ -180,7 +180,7 @@ class TestNamed:
         assert "\n  nesting     eval_shape[closure] " in str(found)
         assert "\n  also broken memory, smallest: jit\n              memory is broken\n" in str(found)
         assert [str(outcome.nesting) for outcome in found.broken] == ["eval_shape[closure]", "jit"]
-        assert records.of_report(found)["test"]["shown"] == "eval_shape[closure]"
+        assert str(report.head(found).shown) == "eval_shape[closure]"
         assert (found.shown, found.violations) == (found.broken[0], found.broken[0].violations)
 
     def test_of_one_invariant_the_smallest(self):
@@ -200,7 +200,7 @@ class TestNamed:
         assert also == ["  also broken donation", "  also broken memory"]
         healthy = check(Model(tracers=captures), 1)
         assert "also broken" not in str(healthy)
-        properties = dict(report.properties(found))
+        properties = dict(report.properties(report.head(found)))
         assert properties["nnx_violated"] == len(found.broken) > 12
 
     def test_a_rejection_that_fails_comes_after_what_broke(self):
@@ -248,8 +248,10 @@ class TestNotRun:
         assert found.not_run == left
         counted = f"1 failed, 3 passed; {left} more not run, --nnx-all runs them"
         assert f"tried 4 nestings: {counted}" in flat(str(found))
-        assert dict(report.properties(found))["nnx_not_run"] == left
-        assert report.summary(found).startswith(f"4 nestings: 1 failed, 3 passed, {left} not run; worst peak ")
+        assert dict(report.properties(report.head(found)))["nnx_not_run"] == left
+        assert report.summary_of(report.head(found)).startswith(
+            f"4 nestings: 1 failed, 3 passed, {left} not run; worst peak "
+        )
 
 
 @several_modes

@@ -189,6 +189,7 @@ def test_calls(nnx_wrap):
     first(X)
     y = first(X)
     nnx_wrap(lambda model, y: Keeps.kept.append(model(y)))(nnx.BatchNorm(8, rngs=rngs()), y)
+    nnx_wrap(lambda one, two: one(two(X)))(Keeps().linear, nnx.Linear(4, 4, rngs=rngs()))
 """,
     "jit > grad > scan": COUNTS
     + """

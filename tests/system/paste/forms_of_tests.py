@@ -5,6 +5,10 @@ from __future__ import annotations
 FORMS = """
 import dataclasses
 import enum
+import os
+from helpers_of_user import make, shown_by
+from itertools import chain as chained
+from math import *
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,4 +157,33 @@ def of_wrapped(wrapped, x):
 def test_parameter(nnx_wrap, function):
     model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     nnx_wrap(function)([model] if function is of_a_list else model, jnp.ones((2, 4)))
+
+os.environ.setdefault("OF_USER", "1")
+
+def first_of(*values):
+    return next(chained(values)) + sqrt(4) - 2
+
+@marked
+def test_of_helpers(nnx_wrap):
+    assert os.environ["OF_USER"] == "1"
+    nnx_wrap(lambda model, x: KEPT.append(model(x)))(make(4), first_of(jnp.ones((2, 4))))
+
+@marked
+def test_made_with_pytest(nnx_wrap):
+    nnx_wrap(Größe(Config(), nnx.Rngs(0)))(jnp.ones((2, 4)))
+    assert shown_by(marked)
 """
+HELPERS = """
+import pytest
+from flax import nnx
+
+def make(width):
+    return nnx.Linear(width, width, rngs=nnx.Rngs(0))
+
+def shown_by(mark):
+    return mark
+
+def unused():
+    return pytest.skip()
+"""
+"""A module of helpers, which no program can import, since it imports pytest."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 from pasted_programs import run_programs
 
 from pytest_nnxcheck import Nesting, check
@@ -61,3 +63,24 @@ def test_a_check_whose_source_cannot_be_had_has_places_to_fill_in():
     assert "nnx_wrap(subject)(jnp.array(" in text
     assert scope["report"].program(scope["report"].outcomes[0]) == text
     assert Nesting.parse("jit") in scope["report"].programs
+
+
+WRITTEN = [
+    (jnp.arange(3), "jnp.array([0, 1, 2], 'int32')"),
+    (jnp.arange(100.0), "jnp.ones((100,), 'float32')"),
+    (jax.random.key(3), "jax.random.wrap_key_data(jnp.array([0, 3], 'uint32'))"),
+]
+PLAIN = [{"a": [1, 2.5, None, (True,)]}, "ü\n'\"", b"\0", -1j]
+
+
+def test_arguments_are_written_out_and_of_a_large_array_its_shape():
+    kept = []
+    scope = {
+        "check": check,
+        "args": (*(array for array, _ in WRITTEN), *PLAIN),
+        "keeps": lambda *values: kept.append(values[0] + 1),
+    }
+    exec("report = check(keeps, *args, nesting='jit')", scope)
+    call = scope["report"].program().splitlines()[-2]
+    for text in [*(text for _, text in WRITTEN), *map(ascii, PLAIN)]:
+        assert text in call

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
 import pytest
 from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
-from pytest_nnxcheck import Layer
-from pytest_nnxcheck.invariants.advice import MemoryWasted
-from pytest_nnxcheck.invariants.tracers import StateTouched
-from pytest_nnxcheck.invariants.updates import WriteLost
-from pytest_nnxcheck.paste.files import ProgramWarning, file_name
-from pytest_nnxcheck.paste.findings import look_for
-from pytest_nnxcheck.paste.usage import array_like, literal
-from pytest_nnxcheck.subject.copies import Write
+from pytest_nnxcheck.paste.files import file_name
 
 # --- how a test is written
 
@@ -131,7 +122,7 @@ def test_restores(nnx_wrap):
 def test_a_call_that_is_tried_again_with_mapped_leaves_is_written_once(inner, pytester):
     result = inner(RESTORES, "--nnx-nesting", "vmap")
     ((_, _, program),) = told(result.stdout.str()).values()
-    assert "CALLS" not in (pytester.path / program).read_text("utf-8")
+    assert "not in range(0, 1)" in (pytester.path / program).read_text("utf-8")
     assert "nnx invariant broken: tracers" in run_fresh(pytester.path / program).stderr
 
 
@@ -199,10 +190,11 @@ def test_a_program_goes_once_its_nesting_holds(inner, pytester):
         assert len([*pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")]) == count
 
 
-@pytest.mark.parametrize("file", ["nnxcheck", f"nnxcheck/{file_name('test_inner.py::test_leak')}"])
+@pytest.mark.parametrize("file", ["nnxcheck", "nnxcheck/test_inner.py-test_leak-*"])
 def test_a_place_that_cannot_be_written_costs_no_run(inner, pytester, file):
-    place = pytester.path / ".pytest_cache/d" / file
-    place.parent.mkdir(parents=True)
+    inner(LEAK, "--nnx-nesting", "jit")
+    (place,) = pytester.path.glob(f".pytest_cache/d/{file}")
+    shutil.rmtree(place)
     place.touch()
     result = inner(LEAK, "--nnx-nesting", "jit", "-W", "always")
     result.assert_outcomes(failed=1, passed=1, warnings=result.parseoutcomes()["warnings"])
@@ -214,7 +206,7 @@ def test_a_place_that_cannot_be_written_costs_no_run(inner, pytester, file):
 def test_a_warning_that_is_an_error_costs_no_run_either(inner, pytester):
     (pytester.path / ".pytest_cache/d").mkdir(parents=True)
     (pytester.path / ".pytest_cache/d/nnxcheck").touch()
-    result = inner(LEAK, "--nnx-nesting", "jit", "-W", f"error::{ProgramWarning.__module__}.{ProgramWarning.__name__}")
+    result = inner(LEAK, "--nnx-nesting", "jit", "-W", "error:the programs to paste")
     result.assert_outcomes(failed=1, passed=1)
 
 
@@ -233,24 +225,3 @@ def test_file_names_are_short_safe_and_each_its_own():
     ]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)
-
-
-def test_what_no_program_can_look_for_has_none():
-    """The advice on memory is words about the un-nested call; that an ``eval_shape`` writes a value, its guard alone sees."""
-    call = SimpleNamespace(keys=lambda path: "", value=lambda path: "")
-    assert [*look_for(MemoryWasted(advice=()), call)] == []
-    assert [*look_for(StateTouched("model.w", layer=Layer("eval_shape")), call)] == []
-    assert [*look_for(WriteLost("model.w", write=Write((), "", "")), call)] != []
-
-
-@pytest.mark.parametrize("value", [{"a": [1, 2.5, None, (True,)]}, "ü\n'\"", b"\0", {1, 2}, -1j, range])
-def test_a_literal_reads_back_as_the_same_value(value):
-    assert eval(literal(value) or "range") == value
-
-
-def test_an_array_is_written_out_and_of_a_large_one_its_shape():
-    assert literal(jnp.arange(3)) == "jnp.array([0, 1, 2], 'int32')"
-    assert literal(jnp.arange(100.0)) == ""
-    assert array_like(jnp.arange(100.0)) == "jnp.ones((100,), 'float32')"
-    assert (eval(literal(jax.random.key(3))) == jax.random.key(3)).all()
-    assert literal(object()) == ""
