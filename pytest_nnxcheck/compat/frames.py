@@ -154,17 +154,19 @@ def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
     return above, by_library
 
 
+_OF_FAULTS = (AttributeError, LookupError, NameError, AssertionError)
+"""Exceptions that jax and flax do not raise for what a caller hands them: where none of their frames is the innermost, the code of that frame is at fault."""
+
+
 def raised_by_library(error: BaseException) -> bool:
     """True if code of jax or flax raised an exception. Tried on all versions.
 
     jax takes the frames of both out of a traceback. The innermost frame is then the user's, and its instruction is a call, not a raise.
     """
     entry = _innermost(error)
-    return entry is not None and (is_of_jax_or_flax(entry.tb_frame) or _instruction(entry) != "RAISE_VARARGS")
-
-
-_OF_FAULTS = (AttributeError, LookupError, NameError, AssertionError)
-"""Exceptions that jax and flax do not raise for what a caller hands them; their frames, taken out, leave ours as the innermost."""
+    if entry is None or is_of_jax_or_flax(entry.tb_frame):
+        return entry is not None
+    return _instruction(entry) != "RAISE_VARARGS" and not isinstance(error, _OF_FAULTS)
 
 
 def raised_by_us(error: BaseException) -> str:

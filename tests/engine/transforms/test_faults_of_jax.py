@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
@@ -195,3 +196,9 @@ def test_random_numbers_in_a_branch_in_a_differentiated_loop():
     outcome = call(Drops(), numbers((2, 3)), nesting="grad > scan[functional] > cond").outcome
     assert outcome.verdict == ("held" if jax.__version_info__ >= (0, 10) else "rejected"), outcome
     assert outcome.verdict == "held" or outcome.reason.endswith("cannot differentiate a branch in a loop for this call")
+
+
+def test_a_second_call_that_misses_what_the_first_took_away_is_the_users_exception():
+    """The code of the call raises, and no frame of jax does."""
+    checked = call(bugs.step_drops_one, bugs.Pair(100), nesting="jit > call_first")
+    assert (checked.outcome.verdict, checked.outcome.error) == ("failed", "AttributeError")
