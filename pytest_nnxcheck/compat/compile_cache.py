@@ -24,6 +24,8 @@ from pytest_nnxcheck.compat.arrays import as_array
 from pytest_nnxcheck.compat.staging import compiler_options, configured, quick_compiles, whole_stacks
 from pytest_nnxcheck.kept import Folder, Kept
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 EQUAL_FROM = (0, 6, 2)
 """The first jax whose cache gives back an equal program: totals, buffers, lines, aliases, and donation keeps its pointers.
 

@@ -18,10 +18,8 @@ PINNED = "'jax-cuda12-pjrt==0.12.0.1' 'jax-cuda12-plugin==0.12.0.1'"
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, fake):
     """Say on what machine this runs, what is installed there, and which devices it has."""
-    monkeypatch.setitem(fake_engine.sys.modules, "pytest_nnxcheck.engine.check_call", None)
-    fake_engine.install()
 
     def machine(installed=(), system="Linux", processor="x86_64", jax="0.12.0.1", libtpu="==0.0.50.*", devices=()):
         there = {"jax": jax, "jaxlib": jax, **dict(installed)}

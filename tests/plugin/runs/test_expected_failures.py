@@ -78,7 +78,7 @@ BAD = {
     "memry": "'memry' names no known invariant or nesting: unknown word 'memry', did you mean 'memory'?",
     "scna": "unknown word 'scna', did you mean 'scan'?",
     "unnested": "unknown word 'unnested', did you mean 'un-nested'?",
-    "zzz": "unknown word 'zzz', write one of tracers, memory, donation, recompilation, finite, parity, jit, ",
+    "zzz": "unknown word 'zzz', write one of tracers, updates, memory, donation, recompilation, finite, parity, jit, ",
     "vmap > scna": "'vmap > scna' names no known invariant or nesting: unknown transform 'scna', did you mean 'scan'?",
     "treee: jit": "unknown mode 'treee', did you mean 'tree'?",
     "tree: graph: jit": "'tree: graph: jit' names two modes",
