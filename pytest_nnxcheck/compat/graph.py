@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -147,7 +147,16 @@ def set_metadata(variable: Any, name: str, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def writes_noted(note: Callable[[Any], None]) -> Iterator[None]:
+def marks_kept(variables: Iterable[Any], mark: str) -> Iterator[None]:
+    """Let Variables keep their own metadata ``mark``: before flax 0.12 `nnx.update` puts that of the state in its place. All versions."""
+    kept = [(each, variable_metadata(each)[mark]) for each in variables if mark in variable_metadata(each)]
+    yield
+    for variable, own in kept:
+        set_metadata(variable, mark, own)
+
+
+@contextlib.contextmanager
+def writes_noted(note: Callable[[Any], None], mark: str) -> Iterator[None]:
     """Call ``note(variable)`` after each write of another value to a Variable for a while: by ``value``, ``[...]``, ``set_value`` or `nnx.update`.
 
     A transform of flax that hands its state out does not write in these ways. No public way: the hooks of Variables are deprecated from flax
@@ -171,8 +180,9 @@ def writes_noted(note: Callable[[Any], None]) -> Iterator[None]:
 
     def updated(node: Any, *states: Any, **kwargs: Any) -> Any:
         held = [each for _, each in nnx.iter_graph(node) if isinstance(each, nnx.Variable)]
-        before = [(variable, variable_value(variable)) for variable in held]
-        result = update(node, *states, **kwargs)
+        before = [(each, variable_value(each)) for each in held]
+        with marks_kept(held, mark):
+            result = update(node, *states, **kwargs)
         for variable, value in before:
             if variable_value(variable) is not value:
                 note(variable)

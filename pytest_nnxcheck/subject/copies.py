@@ -93,7 +93,7 @@ class Watch:
     _patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
-        self._patches.enter_context(graph.writes_noted(self._note))
+        self._patches.enter_context(graph.writes_noted(self._note, MARK))
         self._patches.enter_context(mock.patch.object(nnx, "clone", self._meant(nnx.clone)))
         for module in (jax, nnx):
             shapes_of = mock.patch.object(module, jax.eval_shape.__name__, self._in_vain(module.eval_shape))

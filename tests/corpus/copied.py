@@ -96,6 +96,12 @@ def follows(model: Any, average: Any, x: jax.Array) -> jax.Array:
     return model(x)
 
 
+def synchronizes(model: Any, target: Any, x: jax.Array) -> jax.Array:
+    """Put the parameters of a model into another, and call that."""
+    nnx.update(target, nnx.state(model))
+    return target(x)
+
+
 def linear() -> nnx.Linear:
     return nnx.Linear(WIDTH, WIDTH, rngs=rngs())
 
@@ -311,6 +317,7 @@ ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
     "MAML by parameters": (of(linear, adapts_merged), (0, 10)),
     "look-ahead": (of(Decodes, looks_ahead, rows=1), (0, 10)),
     "average": (of(linear, follows, linear), (0, 10)),
+    "synchronized": (of(linear, synchronizes, linear), (0, 10)),
     "module returned": (of(Decodes, hands_out(lambda model: model), rows=1), MODULES_ARE_TREES),
     "state returned": (of(Decodes, hands_out(nnx.state), rows=1), MODULES_ARE_TREES),
     "arrays returned": (
