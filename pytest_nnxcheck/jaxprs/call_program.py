@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck.compat import graph, staging
-from pytest_nnxcheck.compat.arrays import describe, discharged, is_ref_type
+from pytest_nnxcheck.compat.arrays import describe, discharged, is_ref_type, nbytes
 from pytest_nnxcheck.compat.staging import COND, GATHER, SCAN, SLICES, WHILE
 from pytest_nnxcheck.core.facts import CallProgram
 from pytest_nnxcheck.core.peak import Captured
@@ -87,7 +87,7 @@ def used_bytes(closed: Any, const: Any) -> int:
     if not const.size:
         return 0
     elements = sum(elements_used(jaxpr, var) for jaxpr, var in uses(closed, const))
-    return int(const.nbytes * min(elements, const.size) // const.size)
+    return nbytes(const) * min(elements, const.size) // const.size
 
 
 def uses(closed: Any, const: Any) -> Iterator[tuple[Any, Any]]:

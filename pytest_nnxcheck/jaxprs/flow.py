@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.compat.arrays import is_ref_type
+from pytest_nnxcheck.compat.arrays import is_ref, is_ref_type
 from pytest_nnxcheck.compat.graph import equation_line
 from pytest_nnxcheck.compat.staging import CALLS, COND, COPIES, REMATS, RESHAPES, SCAN, WHILE
 
@@ -209,7 +209,7 @@ def uses(jaxpr: Any) -> Uses:
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
     constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in staging.captured_values(jaxpr)}
-    return [const for const in constants.values() if hasattr(const, "nbytes")]
+    return [const for const in constants.values() if hasattr(const, "shape") and not is_ref(const)]
 
 
 def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:

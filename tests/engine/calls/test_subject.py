@@ -272,7 +272,7 @@ def test_calls_of_modules_that_differ_in_an_attribute_are_not_taken_for_one_anot
 class Bound:
     def __init__(self, wrap):
         self.module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-        self.jitted = nnx_wrap(self.apply)
+        self.jitted = wrap(self.apply)
 
     def apply(self, x):
         return self.module(x)
