@@ -85,9 +85,10 @@ def document(*tests: Record) -> Document:
     return records.document(RUN, tests)
 
 
-def mixed() -> Document:
-    """One test that fails, and one that passes."""
-    return document(ended("test_model.py::test_broken", BROKEN, end="failed"), ended("test_model.py::test_holds"))
+def mixed(**more: Any) -> Document:
+    """One test that fails, with other values in its broken nesting, and one that passes."""
+    broken = nested(ended("test_model.py::test_broken", BROKEN, end="failed"), 2, **more)
+    return document(broken, ended("test_model.py::test_holds"))
 
 
 ON_TARGETS = (

@@ -98,8 +98,7 @@ def find(driver, selector):
 def test_a_click_on_a_failing_cell_shows_its_cause_and_program(either, tmp_path, width):
     from selenium.webdriver.common.keys import Keys
 
-    document = documents.mixed()
-    document["nestings"][2].update(program="program.py", program_text="print('the program')")
+    document = documents.mixed(program="program.py", program_text="print('the program')")
     show(either, tmp_path / "report with spaces.html", document, width)
     find(either, "a.cell.violated").click()
     cause = find(either, "#t1")
@@ -139,8 +138,7 @@ def test_a_test_that_passes_opens_from_its_square(either, tmp_path):
 
 
 def test_commands_and_programs_can_be_copied(driver, tmp_path):
-    document = documents.mixed()
-    document["nestings"][2].update(program="program.py", program_text="print('the program')")
+    document = documents.mixed(program="program.py", program_text="print('the program')")
     show(driver, tmp_path / "report.html", document)
     driver.execute_script("document.addEventListener('copy', () => window.copied = document.activeElement.value)")
     for secure in (True, False):
@@ -148,7 +146,7 @@ def test_commands_and_programs_can_be_copied(driver, tmp_path):
             driver.execute_script("navigator.clipboard.writeText = () => Promise.reject()")
         else:
             driver.execute_script("navigator.clipboard.writeText = async text => window.copied = text")
-        for selector, text in [(".command", document["nestings"][2]["replay"]), (".program", "print('the program')")]:
+        for selector, text in [(".command", document.nestings[2].replay), (".program", "print('the program')")]:
             button = find(driver, f"#t1 .failure {selector} .copy")
             button.click()
             assert driver.execute_async_script("setTimeout(() => arguments[0](window.copied), 50)") == text
