@@ -87,7 +87,7 @@ def used_bytes(closed: Any, const: Any) -> int:
     if not const.size:
         return 0
     elements = sum(elements_used(jaxpr, var) for jaxpr, var in uses(closed, const))
-    return nbytes(const) * min(elements, const.size) // const.size
+    return int(nbytes(const) * min(elements, const.size) // const.size)
 
 
 def uses(closed: Any, const: Any) -> Iterator[tuple[Any, Any]]:
