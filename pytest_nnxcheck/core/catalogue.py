@@ -136,12 +136,25 @@ class InvariantRow(NamedTuple):
 
 
 def _built_in(folder: Path) -> Iterator[InvariantRow]:
-    """The row of each file of a folder that has one, read from its text: to import the file would import jax, in every run of pytest."""
+    """The row of each file of a folder that has one, read from its text: to import the file would import jax, in every run of pytest.
+
+    Raises `ImportError` for a row that cannot be read, and where there is none: without its invariants the plugin would let everything pass.
+    """
+    found = False
     for path in folder.glob("*.py"):
-        if row := re.search(r"^ROW = (InvariantRow\(.*?\))$", path.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        text = path.read_text("utf-8")
+        row = re.search(r"^ROW = (InvariantRow\(.*?\))$", text, re.DOTALL | re.MULTILINE)
+        if row is not None:
+            found = True
             call = ast.parse(row[1], mode="eval").body
             assert isinstance(call, ast.Call)
             yield InvariantRow(path.stem, **{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+        elif re.search(r"^ROW\b", text, re.MULTILINE):
+            raise ImportError(f"{path}: write ROW = InvariantRow({path.stem!r}, ...), with literal values alone")
+    if not found:
+        raise ImportError(
+            f"{folder} holds no source of an invariant: install pytest-nnxcheck as files, not in an archive"
+        )
 
 
 INVARIANT_ROWS = tuple(sorted(_built_in(Path(__file__).parents[1] / "invariants"), key=lambda row: row.order))

@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.example import CallStarted
 from pytest_nnxcheck.paste import usage
-from pytest_nnxcheck.paste.program import Call, Looks, compose, looks_of, wrapped_text
+from pytest_nnxcheck.paste.program import Looks, PastedCall, compose, looks_of, wrapped_text
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.paste.usage import Usage, one_line
 from pytest_nnxcheck.reporting.report import Report
@@ -59,7 +59,7 @@ class Programs:
     texts: dict[Nesting, str] = field(default_factory=dict)
     """The programs of the nestings that broke."""
     _body: Any = None
-    _call: Call | None = None
+    _call: PastedCall | None = None
     """The present call of the body."""
     _earlier: int = 0
     """The number of calls before it, and before those in a row that are written in the same way."""
@@ -96,7 +96,9 @@ class Programs:
 
     def _draft(self, event: CallStarted) -> None:
         """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
-        call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
+        call = PastedCall(
+            event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags()
+        )
         last, self._call = self._call, call
         if last is not None and last.subject is not call.subject:
             if wrapped_text(call, Slice(), Looks()) == wrapped_text(last, Slice(), Looks()):
@@ -127,7 +129,7 @@ class Programs:
             return str(path or "")
         return near_to((str(self.near),), str(path))
 
-    def _write(self, call: Call, path: Path | None, outcome: Outcome | None = None) -> str:
+    def _write(self, call: PastedCall, path: Path | None, outcome: Outcome | None = None) -> str:
         """Write the program of a call, into a file if there are files."""
         self._drafted = True
         others = f"< {self._earlier}" * bool(self._earlier)

@@ -60,7 +60,9 @@ SOURCES = (looks, layers, subject, abstract_arrays, flax_modes, graph)
 """The modules of ours whose functions the lines of a program call."""
 
 
-def compose(call: Call, others: str, usage: Usage, test: Report, path: str, outcome: Outcome | None = None) -> str:
+def compose(
+    call: PastedCall, others: str, usage: Usage, test: Report, path: str, outcome: Outcome | None = None
+) -> str:
     """The whole program of a call of a test; it looks for the outcome, where that is known. Raises `NoSource`.
 
     Calls of the test whose number is ``others``, such as ``< 2``, are made without the nesting.
@@ -134,7 +136,7 @@ def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
         yield f"sys.path[:0] = {folders!a}"
 
 
-def ending(call: Call, usage: Usage) -> Iterator[str]:
+def ending(call: PastedCall, usage: Usage) -> Iterator[str]:
     """The arguments, then the call, in the mode of flax that the nesting ran in."""
     yield from usage.setup
     graph_mode, updates = call.flags
@@ -168,7 +170,7 @@ class Looks:
         return bool(self.at("first") or self.at("after") or self.at("search"))
 
 
-def looks_of(outcome: Outcome, call: Call) -> Looks:
+def looks_of(outcome: Outcome, call: PastedCall) -> Looks:
     """The looks of a program; none where the nesting raised an exception of the user's code, and for findings that the plugin alone can see."""
     every = [(each, finding) for each in outcome.violations for finding in each.findings if any(finding.look(call))]
     there = [finding.on for _, finding in every if isinstance(finding, FindingOnTarget)]
@@ -197,7 +199,7 @@ def looks_of(outcome: Outcome, call: Call) -> Looks:
 # --- the call
 
 
-def wrapped_text(call: Call, copied: Slice, look: Looks, others: str = "") -> str:
+def wrapped_text(call: PastedCall, copied: Slice, look: Looks, others: str = "") -> str:
     """Write the function that the test gets in the place of ``nnx_wrap``: it takes a call apart, runs it under the layers, and looks. What that needs is copied."""
     nested, output, abstract = "program", "output", call.subject.abstract
     for index in reversed(range(len(call.nesting.layers))):
@@ -234,7 +236,7 @@ def wrapped_text(call: Call, copied: Slice, look: Looks, others: str = "") -> st
     return f"{count}def nnx_wrap(subject):\n    def wrapped(*args, **kwargs):\n{body}\n    return wrapped"
 
 
-def ready(call: Call, look: Looks) -> Iterator[str]:
+def ready(call: PastedCall, look: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     around, abstract = call.nesting.layers, call.subject.abstract
     if call.subject.in_refs:
@@ -257,7 +259,7 @@ def ready(call: Call, look: Looks) -> Iterator[str]:
 # --- layers
 
 
-def layer_text(call: Call, index: int, inner: str, look: Looks, copied: Slice) -> str:
+def layer_text(call: PastedCall, index: int, inner: str, look: Looks, copied: Slice) -> str:
     """A layer around an inner program: its function, which is copied, and a plan with the fields that it reads. Raises `NoSource`."""
     layer = call.nesting.layers[index]
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
@@ -276,7 +278,7 @@ def read_of_plan(name: str) -> list[str]:
     return sorted(set(re.findall(r"\bplan\.(\w+)", source_of(layers, name))))
 
 
-def plan_of(call: Call, index: int, look: Looks) -> SimpleNamespace:
+def plan_of(call: PastedCall, index: int, look: Looks) -> SimpleNamespace:
     """The fields of a layer's `Plan`, each as text."""
     profile, inner = call.profile, call.nesting.layers[index + 1 :]
     return SimpleNamespace(
@@ -293,7 +295,7 @@ def plan_of(call: Call, index: int, look: Looks) -> SimpleNamespace:
     )
 
 
-def jit_text(call: Call, look: Looks) -> str:
+def jit_text(call: PastedCall, look: Looks) -> str:
     """The jit of the outermost layer: it donates, and is lowered before it runs where a look asks for the program."""
     abstract, donated = call.subject.abstract, call.root.donated_arguments
     options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated else "")
@@ -335,7 +337,7 @@ UNWRAPPED = {
 
 
 @dataclass(frozen=True)
-class Call:
+class PastedCall:
     """One call under a nesting, and what is known of it."""
 
     subject: Subject
@@ -385,7 +387,7 @@ Leaf = tuple[str, Any, list[Any]]
 """A leaf of the arguments: its place, itself, and its sources."""
 
 
-def apart(call: Call) -> tuple[list[str], bool]:  # noqa: C901 - one case a kind of argument
+def apart(call: PastedCall) -> tuple[list[str], bool]:  # noqa: C901 - one case a kind of argument
     """Write the lines that take a call apart: its state, its inputs, and a program of these, which calls the test's own subject on its own arguments.
 
     Says also whether that program is a line: each node and array is an argument of its own, and the output is one array.
@@ -452,7 +454,7 @@ def apart(call: Call) -> tuple[list[str], bool]:  # noqa: C901 - one case a kind
     return [*filter(None, ["made = []" if call.plain else "", *lines])], False
 
 
-def body_of(call: Call, given: str) -> list[str]:
+def body_of(call: PastedCall, given: str) -> list[str]:
     """Write the call itself, and its arrays: of an output that holds more than these by their names in it."""
     output = call.profile.output
     made, parts = "made[:] = [jax.tree.structure(output)]", dict.fromkeys(f"output{name}" for name in output.names)

@@ -121,7 +121,7 @@ class Slice:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SourceModule:
     """One module, taken apart: the statements at its top by the names that they bind, and the names that are nothing without pytest."""
 
     module: ModuleType
@@ -134,7 +134,7 @@ class Source:
     def text(self, node: ast.stmt) -> tuple[str, list[tuple[ModuleType, str]]]:
         """The text of a statement, and what it takes as attributes of our modules. What needs pytest is left out: decorators, and settings of a class."""
         if is_ours(self.module):
-            bare = Bare(self.module)
+            bare = Stripped(self.module)
             return ast.unparse(bare.visit(ast.parse(ast.unparse(node)))).replace(":\n\n", ":\n"), bare.rooms
         lines = {number: self.lines[number - 1] for number in lines_of(node)}
         for inner in ast.walk(node):
@@ -171,7 +171,7 @@ class Source:
 
 
 @functools.lru_cache(maxsize=256)
-def read(module: ModuleType) -> Source:
+def read(module: ModuleType) -> SourceModule:
     """Take a module apart. Raises `NoSource`."""
     try:
         text = inspect.getsource(module)
@@ -193,10 +193,10 @@ def read(module: ModuleType) -> Source:
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and left & names_of(node.value):
             left.update(names)
     left_out = frozenset[str]() if is_ours(module) else frozenset(left)
-    return Source(module, tuple(text.splitlines()), tree, bound, left_out)
+    return SourceModule(module, tuple(text.splitlines()), tree, bound, left_out)
 
 
-class Bare(ast.NodeTransformer):
+class Stripped(ast.NodeTransformer):
     """Leaves out of our code what does nothing in a program: texts, annotations, guards. ``graph.zeros`` becomes ``zeros``."""
 
     def __init__(self, module: ModuleType) -> None:

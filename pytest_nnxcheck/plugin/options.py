@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.settings import TABLE, flag
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
-_PROFILES: pytest.StashKey[dict[str, Profile]] = pytest.StashKey()
+_PROFILES: pytest.StashKey[dict[str, SettingsProfile]] = pytest.StashKey()
 
 
 class Given(NamedTuple):
@@ -140,7 +140,7 @@ def in_profile(config: pytest.Config, name: str, options: argparse.Namespace | N
     return _read(name, value, chosen.origins[name], config.rootpath)
 
 
-def profile(config: pytest.Config, options: argparse.Namespace | None = None) -> Profile | None:
+def profile(config: pytest.Config, options: argparse.Namespace | None = None) -> SettingsProfile | None:
     """The profile that is asked for. Raises `SettingError`."""
     asked = on_command_line(config, "profile", options) or in_ini_file(config, "profile")
     if asked is None or not asked.value:
@@ -207,7 +207,7 @@ def of_a_run(config: pytest.Config) -> dict[str, Any]:
 _TABLE = "pytest-nnxcheck.profiles"
 
 
-class Profile(NamedTuple):
+class SettingsProfile(NamedTuple):
     """One set of settings."""
 
     values: Mapping[str, Any]
@@ -216,7 +216,7 @@ class Profile(NamedTuple):
     """The place where each value is written, in words."""
 
 
-def _find(name: str, paths: Iterable[Path]) -> Profile:
+def _find(name: str, paths: Iterable[Path]) -> SettingsProfile:
     """The profile of that name, in the first file that has profiles. Raises `SettingError`."""
     path, tables = next(((path, found) for path in paths if (found := _profiles_in(path))), (Path(), {}))
     if not tables:
@@ -236,7 +236,7 @@ def _find(name: str, paths: Iterable[Path]) -> Profile:
     valid = [each for each in table.names(place="ini file") if each != "profile"]
     for setting, value in values.items():
         table.refuse_misplaced(setting, value, valid, origins[setting])
-    return Profile(values, origins)
+    return SettingsProfile(values, origins)
 
 
 def _profiles_in(path: Path) -> dict[str, dict[str, Any]]:

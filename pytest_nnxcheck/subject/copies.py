@@ -79,7 +79,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Watch:
+class CopyWatch:
     """Marks the Variables of one trace, and notes the writes to their copies. A context manager."""
 
     trace: object = field(default_factory=object)
@@ -195,7 +195,7 @@ def spelled(transform: str) -> str:
 
 
 def lost(
-    watch: Watch,
+    watch: CopyWatch,
     changed: Collection[Path],
     leaves: Mapping[Path, Any],
     outputs: Sequence[tuple[str, Any, Collection[Path]]],

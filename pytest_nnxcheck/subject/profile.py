@@ -180,14 +180,14 @@ class Evaluation:
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    watch = copies.Watch()
+    watch = copies.CopyWatch()
     try:
         subject = subject.for_run(watch.around(subject.function))
         evaluation = evaluated(subject, watch)
     except Exception as error:
         if copies.MARK not in str(error):
             raise
-        subject, watch = subject.for_run(), copies.Watch()
+        subject, watch = subject.for_run(), copies.CopyWatch()
         evaluation = evaluated(subject)
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
@@ -224,7 +224,7 @@ def in_arrays_alone(subject: Subject) -> Subject:
     return replace(subject, state=flax_modes.with_refs(subject.state, ref=False), in_refs=False).for_run()
 
 
-def evaluated(subject: Subject, watch: copies.Watch | None = None) -> Evaluation:
+def evaluated(subject: Subject, watch: copies.CopyWatch | None = None) -> Evaluation:
     """Trace the un-nested call once, and read its program; ``watch`` sees what it writes to copies."""
     contents: list[Contents] = []
     poisoned: list[bool] = []

@@ -32,7 +32,7 @@ UNCHANGED: Any = type("Unchanged", (), {"__slots__": ()})()
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class EffectLeaf:
     """One array of the state: its value, and the type of the Variable that holds it."""
 
     value: Any
@@ -43,7 +43,7 @@ class Leaf:
 class Facts:
     """The leaves of a state and its Python attributes, by path."""
 
-    leaves: Mapping[str, Leaf]
+    leaves: Mapping[str, EffectLeaf]
     attributes: Mapping[str, Any]
 
 
@@ -83,11 +83,11 @@ def changed(before: Facts, after: Facts, earlier: Facts | None = None) -> Facts:
     Where the state ``before`` is a copy of the state after an ``earlier`` run, such an array is taken from that run.
     """
 
-    def leaf_of(name: str, leaf: Leaf) -> Leaf:
+    def leaf_of(name: str, leaf: EffectLeaf) -> EffectLeaf:
         if name not in before.leaves or before.leaves[name].value is not leaf.value:
             return leaf
         kept = earlier.leaves.get(name) if earlier is not None else None
-        return Leaf(UNCHANGED if kept is None else kept.value, leaf.kind)
+        return EffectLeaf(UNCHANGED if kept is None else kept.value, leaf.kind)
 
     return Facts({name: leaf_of(name, leaf) for name, leaf in after.leaves.items()}, after.attributes)
 
@@ -98,11 +98,11 @@ def read(subject: Subject, state: Any) -> Facts:
     for path, variable in graph.variables(state):
         for key, value in jax.tree_util.tree_leaves_with_path(value_of(graph.variable_value(variable))):
             name = subject.path(path) + jax.tree_util.keystr(key)
-            leaves[name] = Leaf(value, graph.variable_kind(variable))
+            leaves[name] = EffectLeaf(value, graph.variable_kind(variable))
     attributes = {}
     for path, value in graph.attributes(state):
         name = subject.path(path)
-        leaves |= {name + place: Leaf(array, "attribute") for place, array in arrays_in(value)}
+        leaves |= {name + place: EffectLeaf(array, "attribute") for place, array in arrays_in(value)}
         if not is_array(value):
             attributes[name] = plain(value)
     return Facts(leaves, attributes)
@@ -213,7 +213,7 @@ def of_state(wanted: Effect, got: Effect, before: Facts, nudged: Nudged, *, draw
             yield difference
 
 
-def of_old(leaf: Leaf, old: Leaf | None) -> Leaf:
+def of_old(leaf: EffectLeaf, old: EffectLeaf | None) -> EffectLeaf:
     return old if leaf.value is UNCHANGED and old is not None else leaf
 
 

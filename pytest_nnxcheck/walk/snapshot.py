@@ -30,7 +30,7 @@ from pytest_nnxcheck.walk.raw_access import (
 )
 
 
-class Kind(NamedTuple):
+class PlaceKind(NamedTuple):
     """A kind of mutable place. A place has changed if reading it gives other objects; writing the old ones restores it."""
 
     read: Callable[[Any], Iterable[Any]]
@@ -43,9 +43,9 @@ class Places:
     """The content of mutable places at the time of a walk. Holds strong references, arrays among them."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[object, Kind, Any, list[Any]]] = []
+        self._kept: list[tuple[object, PlaceKind, Any, list[Any]]] = []
 
-    def keep(self, name: object, kind: Kind, place: Any, held: list[Any]) -> None:
+    def keep(self, name: object, kind: PlaceKind, place: Any, held: list[Any]) -> None:
         """Add a place and its content. The text of ``name`` is made only if the place cannot be restored."""
         self._kept.append((name, kind, place, held))
 
@@ -136,9 +136,13 @@ def write_objects(array: np.ndarray[Any, Any], held: list[Any]) -> None:
     array[...] = np.fromiter(held, dtype=object, count=len(held)).reshape(array.shape)
 
 
-LIST, DEQUE = Kind(list.__iter__, write_list), Kind(collections.deque.__iter__, write_deque)
-SET, DICT, ORDERED = Kind(set.__iter__, write_set), Kind(read_dict, write_dict), Kind(read_ordered, write_ordered)
-OBJECTS = Kind(lambda array: array.flat, write_objects)
+LIST, DEQUE = PlaceKind(list.__iter__, write_list), PlaceKind(collections.deque.__iter__, write_deque)
+SET, DICT, ORDERED = (
+    PlaceKind(set.__iter__, write_set),
+    PlaceKind(read_dict, write_dict),
+    PlaceKind(read_ordered, write_ordered),
+)
+OBJECTS = PlaceKind(lambda array: array.flat, write_objects)
 """An array of objects."""
 
 
@@ -147,7 +151,7 @@ def write_reference(place: tuple[Any, Any], held: list[Any]) -> None:  # noqa: A
     reference[...] = value
 
 
-REFERENCE = Kind(lambda _: [object()], write_reference)
+REFERENCE = PlaceKind(lambda _: [object()], write_reference)
 """A `jax.Ref`; the place is (reference, a copy of its value), since a write keeps the array inside.
 
 Nothing tells whether it was written, so it always counts as changed, at no cost, and is written whenever it is restored.
@@ -204,9 +208,9 @@ def write_class(cls: type, held: list[Any]) -> None:
             type.__setattr__(cls, key, item)
 
 
-ATTRIBUTES = Kind(read_attributes, write_attributes)
+ATTRIBUTES = PlaceKind(read_attributes, write_attributes)
 """The attributes of an object; the place is (object, layout of its class)."""
-CLASS = Kind(read_class, write_class)
+CLASS = PlaceKind(read_class, write_class)
 
 # --- code ----------------------------------------------------------------------------------------------------------------
 
@@ -259,10 +263,10 @@ def write_context(variable: contextvars.ContextVar[Any], held: list[Any]) -> Non
     variable.set(None if value is MISSING else value)
 
 
-FUNCTION = Kind(read_function, write_function)
-CELL = Kind(lambda cell: [cell_content(cell)], write_cell)
-NAMES = Kind(read_names, write_names)
+FUNCTION = PlaceKind(read_function, write_function)
+CELL = PlaceKind(lambda cell: [cell_content(cell)], write_cell)
+NAMES = PlaceKind(read_names, write_names)
 """Some names of a namespace; the place is (namespace, names)."""
-CACHE = Kind(lambda cache: itertools.chain(*cache_entries(cache)), write_cache)
+CACHE = PlaceKind(lambda cache: itertools.chain(*cache_entries(cache)), write_cache)
 """A `functools.lru_cache`: key and result of each entry in turn."""
-CONTEXT = Kind(lambda variable: [variable.get(MISSING)], write_context)
+CONTEXT = PlaceKind(lambda variable: [variable.get(MISSING)], write_context)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.walk.raw_access import MISSING, Layout, class_name, layout
-from pytest_nnxcheck.walk.snapshot import Kind, Places
+from pytest_nnxcheck.walk.snapshot import PlaceKind, Places
 
 _ATOMIC_TYPES = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented), range, np.dtype)
 
@@ -175,7 +175,7 @@ class Visit:
             raise ValueError("too many items")
         return taken
 
-    def keep(self, name: object, kind: Kind, place: Any) -> list[Any]:
+    def keep(self, name: object, kind: PlaceKind, place: Any) -> list[Any]:
         """Note a mutable place, and return its content."""
         held = self.take(kind.read(place))
         self.places.keep(name, kind, place, held)

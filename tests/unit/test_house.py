@@ -7,8 +7,11 @@ import importlib
 import re
 from pathlib import Path
 
+import pytest
+
 import pytest_nnxcheck
 from pytest_nnxcheck import Layer, Nesting
+from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core.catalogue import CATALOGUE, INVARIANT_ROWS, ROWS, STYLES
 from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.transforms.compose import layer_function
@@ -50,13 +53,33 @@ def rules_of(row):
 
 
 def test_the_row_that_is_read_from_a_file_is_the_one_that_stands_there():
-    for row in INVARIANT_ROWS:
-        assert importlib.import_module(f"pytest_nnxcheck.invariants.{row.name}").ROW == row
-    assert (
-        len({row.order for row in INVARIANT_ROWS})
-        == len({row.severity for row in INVARIANT_ROWS})
-        == len(INVARIANT_ROWS)
-    )
+    files = [path.stem for path in (PACKAGE / "invariants").glob("[!_]*.py")]
+    modules = {name: importlib.import_module(f"pytest_nnxcheck.invariants.{name}") for name in files}
+    there = {name: module.ROW for name, module in modules.items() if hasattr(module, "ROW")}
+    assert there == {row.name: row for row in INVARIANT_ROWS}
+    assert len({row.order for row in INVARIANT_ROWS}) == len({row.severity for row in INVARIANT_ROWS}) == len(there)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('ROW: InvariantRow = InvariantRow("new")\n', "write ROW = InvariantRow('new', ...)"),
+        ("", "holds no source of an invariant"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_an_error(text, words, tmp_path):
+    (tmp_path / "new.py").write_text(text)
+    with pytest.raises(ImportError, match=re.escape(words)):
+        [*catalogue._built_in(tmp_path)]
+
+
+def test_no_class_name_stands_twice_in_the_package():
+    places: dict[str, list[str]] = {}
+    for path, module in MODULES.items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path)
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_the_document_names_no_file_that_is_not_there():

@@ -16,7 +16,7 @@ import pytest
 from kept_tracers import Box
 
 from pytest_nnxcheck.walk import snapshot
-from pytest_nnxcheck.walk.snapshot import Kind
+from pytest_nnxcheck.walk.snapshot import PlaceKind
 from pytest_nnxcheck.walk.walk import walk
 
 
@@ -207,7 +207,7 @@ def test_a_place_that_cannot_be_put_back_is_named_and_the_others_are(monkeypatch
     def refuse(*_: Any) -> None:
         raise TypeError("immutable")
 
-    monkeypatch.setattr(snapshot, "LIST", Kind(list.__iter__, refuse))
+    monkeypatch.setattr(snapshot, "LIST", PlaceKind(list.__iter__, refuse))
     value: dict[str, Any] = {"frozen": [], "other": {}}
     kept = places(value)
     value["frozen"].append(1)
