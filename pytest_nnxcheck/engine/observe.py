@@ -103,7 +103,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
     return replace(seen, leaks=leaks, dropped=dropped, mutated=mutated, output_names=tree.names, rebuild=tree.rebuild)
 
 
-Seen = tuple[Observation, tuple[FoundTracer, ...], bool]
+WithTracers = tuple[Observation, tuple[FoundTracer, ...], bool]
 """An observation, the tracers that outlived their trace, and whether a trace of ours put its own where a run would have put arrays."""
 
 
@@ -114,7 +114,7 @@ class Stopped(Exception):
     """Raised when the jit outside has its program, to end the call."""
 
 
-def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> Seen:
+def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTracers:
     """Run the program of a nesting, compiled for its memory where a jit is outside; an abstract one is compiled alone."""
     subject, programs = root.subject, list[Program]()
     # Their paths are those of the state before the program runs.
@@ -280,7 +280,7 @@ def stage(root: Root, guards: Guards, state: Any, *, axes: bool = False) -> Stag
     return Staged(arguments, traced, error, graph, tuple(leaks), touched, clean)
 
 
-def traced(call: Call, root: Root, guards: Guards, state: Any, *, unfused: bool) -> Seen:
+def traced(call: Call, root: Root, guards: Guards, state: Any, *, unfused: bool) -> WithTracers:
     """Trace a nesting as a whole. What comes out are the values that it hands through, and stand-ins for the rest, or the values of the traced program."""
     subject, nesting = root.subject, root.nesting
     staged = stage(root, guards, state, axes=unfused)
@@ -308,7 +308,7 @@ def traced(call: Call, root: Root, guards: Guards, state: Any, *, unfused: bool)
     return Observation(nesting, came_out, output=output, returned=returned, still=still), (), False
 
 
-def traced_without_values(root: Root, guards: Guards, state: Any) -> Seen:
+def traced_without_values(root: Root, guards: Guards, state: Any) -> WithTracers:
     """Trace a nesting as a whole, and judge it by that: no program of it can run."""
     staged = stage(root, guards, state)
     output, after = (None, None) if staged.traced is None else staged.types

@@ -185,6 +185,7 @@ def profile(subject: Subject) -> Profile:
         subject = subject.for_run(watch.around(subject.function))
         evaluation = evaluated(subject, watch)
     except Exception as error:
+        # jax compares the metadata of trees that it maps over together, and shows those that differ: ours, beside a module that the call captured.
         if copies.MARK not in str(error):
             raise
         subject, watch = subject.for_run(), copies.CopyWatch()
