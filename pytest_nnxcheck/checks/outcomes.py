@@ -64,7 +64,7 @@ class Seen:
     looked: frozenset[str] = frozenset()
     """The reasons for which it was looked at; none where every run would meet the tracers that are there, or a layer takes no such call."""
     alone: Exception | None = None
-    """What the call raises without the nesting, where the nesting was looked at for the tracers that it leaves beside that."""
+    """The exception of the call without the nesting, where the nesting was looked at for the tracers that it leaves beside that."""
     in_arrays: bool = False
     """True if it raises with the state in references alone."""
 
