@@ -91,7 +91,7 @@ def outcome_of(seen: Seen) -> Checked:  # noqa: C901, PLR0912 - a table, a row e
         case Exception() if seen.in_arrays:
             return left_out(call, Misfit("in references", other=first_line(error)))
         case _ if seen.alone is not None and judgement.violations:
-            # The user's exception, and what it left in the objects that it met.
+            # Beside the user's exception: tracers, which explain it or come of it.
             raised = first_line(seen.alone)
             own = RaisedUnNested(raised) if "tracers" in seen.looked else raised
             return Checked(None, violated(seen, (own,)), seen.alone)
@@ -144,7 +144,7 @@ def concluded(seen: Seen) -> Checked:
 
 
 def violated(seen: Seen, explained: tuple[Note | str, ...] = ()) -> Outcome:
-    """The outcome of a call that broke an invariant, and of which no figures are known."""
+    """The outcome of a call that broke an invariant, without figures."""
     judgement, evidence = seen.judgement, Evidence(leaks=seen.ran.observation.leaks)
     broken = tuple(replace(violation, explained=explained) for violation in judgement.violations)
     return Outcome(seen.ran.call.nesting, "violated", broken, facts=notes_of(judgement), evidence=evidence)
