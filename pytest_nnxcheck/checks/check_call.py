@@ -112,7 +112,9 @@ def checked(call: Call) -> Checked:
         seen = look(seen, "first")
     while reason := again(seen):
         seen = look(seen, reason)
-    return outcomes.outcome_of(seen)
+    ended = outcomes.outcome_of(seen)
+    asserted = () if ended.outcome.verdict == "rejected" else seen.judgement.asserted
+    return replace(ended, outcome=replace(ended.outcome, asserted=asserted))
 
 
 def prepared(call: Call) -> Ran:
@@ -282,7 +284,8 @@ def look_for_tracers(seen: Seen, error: Exception) -> Seen:
     ran = Ran(call, Observation(call.nesting, call.subject.state))
     if impossible(call.nesting) is None:
         ran = replace(ran, observation=observe(call, call.nesting, How(donate="none")))
-    judgement = judged(ran, only_tracers(call.settings)) if ran.observation.leaks else Judgement()
+    tracers = only_tracers(call.settings)
+    judgement = judged(ran, tracers) if ran.observation.leaks else Judgement(asserted=tracers)
     return replace(seen, ran=ran, judgement=judgement, alone=error)
 
 
