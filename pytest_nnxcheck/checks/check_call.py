@@ -14,12 +14,11 @@ from pytest_nnxcheck.compat import frames, refusals, targets
 from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
-from pytest_nnxcheck.core.facts import Evidence, Leak, Observation
+from pytest_nnxcheck.core.facts import Leak, Observation
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
-from pytest_nnxcheck.core.notes import Fact, RaisedUnNested
-from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
+from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.core.outcome import Listener, nobody
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import trials
 from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
 from pytest_nnxcheck.engine.observe import RUN, TRACED, How, is_small, observe, tells
@@ -64,12 +63,12 @@ def check_call(
     call = Call(bound, nesting, settings, example, publish)
     if (bound.name, bound.code) in example.memo.unrestored:
         # Before its objects are looked at, which would find the same tracers, and blame what was there before the call.
-        return not_restored(call)
+        return outcomes.outcome_of(not_restored(call))
     # The list of mapped files is long: it is read once for each call of the body.
     looked_for = ("mapped", bound.label, len(example.places) + 1) in example.memo.first
     originals = look_at(bound, example.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
-        return not_run(call, originals.held)
+        return outcomes.outcome_of(not_run(call, originals.held))
     # Before the call is made: its own state is written when it has been judged.
     known = example.memo.known.setdefault(signature(bound, *originals.split), Known())
     call = with_earlier(replace(call, originals=originals, known=known))
@@ -77,7 +76,7 @@ def check_call(
         result = checked(call)
     except Unrestored as unrestored:
         call.memo.unrestored[bound.name, bound.code] = unrestored.leaks
-        result = not_restored(call)
+        result = outcomes.outcome_of(not_restored(call))
     finally:
         if bound.name in call.memo.own_jits:
             # The user's own object must not meet what a jit that it keeps captured under ours.
@@ -101,19 +100,18 @@ def handed_back(call: Call, checked: Checked) -> Checked:
 
 def checked(call: Call) -> Checked:
     """The call under its nesting, or as the user made it: prepared, looked at until there is no reason to look again, and put into an outcome."""
+    bare = Observation(call.nesting, call.subject.state)
     try:
         seen = Seen(prepared(call))
     except Unfit as error:
-        return outcomes.left_out(call, error.misfit)
+        return outcomes.outcome_of(Seen(Ran(call, replace(bare, error=error))))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return fails_when_traced(call, error)
-    seen.ran.call.announce()
-    seen = look(seen, "first")
+        seen = look_for_tracers(Seen(Ran(call, bare)), error)
+    else:
+        seen.ran.call.announce()
+        seen = look(seen, "first")
     while reason := again(seen):
         seen = look(seen, reason)
-    raised = seen.ran.observation.error
-    if raised is not None and not call.nesting.layers and not seen.in_arrays:
-        return fails_un_nested(seen, raised)
     return outcomes.outcome_of(seen)
 
 
@@ -175,7 +173,7 @@ def reference_of(call: Call) -> Reference | None:
     return Reference.of(call.subject, meaning_of(call.nesting), calls)
 
 
-Reason = Literal["", "first", "unproven", "own jit", "restored", "arrays", "own program", "on targets"]
+Reason = Literal["", "first", "unproven", "own jit", "restored", "arrays", "tracers", "own program", "on targets"]
 """The reason to look at a nesting: for the first time, or again; empty for none."""
 
 
@@ -185,13 +183,17 @@ def again(seen: Seen) -> Reason:
     state, error = call.profile.state, observation.error
     if not observation.proves:
         return "unproven"  # a trace tells too little
-    if meets_own_jit(call, observation) and "own jit" not in looked:
+    if seen.alone is None and meets_own_jit(call, observation) and "own jit" not in looked:
         return "own jit"  # jax keeps what it captured by way of the user's object, which held a trace of ours
-    if error is not None and not state.restored and maps_written(call.nesting) and "restored" not in looked:
+    maps = seen.alone is None and error is not None and maps_written(call.nesting)
+    if maps and not state.restored and "restored" not in looked:
         return "restored"  # a vmap that failed may have to map leaves that the call writes and restores
     if outcomes.raises_in_refs(seen) and "arrays" not in looked:
         return "arrays"  # whether references are at fault
-    if not seen.judgement.violations or looked & {"own program", "on targets"}:
+    un_nested = not (call.nesting.layers or seen.in_arrays) and JIT in call.settings.transforms
+    if error is not None and un_nested and "tracers" not in looked:
+        return "tracers"  # flax 0.12 refuses ``self.last = y`` on a field that was `None` eagerly, and lets the tracer in under a jit
+    if seen.alone is not None or not seen.judgement.violations or looked & {"own program", "on targets"}:
         return ""
     if not observation.targets and wants_targets(seen):
         return "on targets"  # the message says what their compilers make of it
@@ -204,6 +206,12 @@ def look(seen: Seen, reason: Reason) -> Seen:
     looked = seen.looked | {reason}
     if reason == "arrays":
         return replace(seen, looked=looked, in_arrays=outcomes.holds_in_arrays(seen.ran))
+    raised = seen.ran.observation.error
+    if reason == "tracers" and raised is not None:
+        seen = replace(seen, looked=looked)
+        under_jit = replace(call, nesting=replace(call.nesting, layers=(Layer(JIT),)))
+        left = look_for_tracers(replace(seen, ran=replace(seen.ran, call=under_jit)), raised)
+        return left if left.judgement.violations else seen
     if reason == "restored":
         state = call.profile.state
         restored = call.tried("restored", lambda: trials.restored_leaves(call.subject, state.changed))
@@ -263,30 +271,22 @@ def meets_own_jit(call: Call, observation: Observation) -> bool:
     return bool(call.subject.opened) and not observation.leaks and refusals.is_tracer_error(observation.error)
 
 
-# --- calls that no nesting can take
+# --- calls that raise, or hold tracers, whatever the nesting
 
 
-def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) -> Checked:
-    """A call that raises under any trace, or ``un_nested`` already: the user's exception, unless it left tracers as well."""
-    call = replace(call, profile=UNKNOWN)
+def look_for_tracers(seen: Seen, error: Exception) -> Seen:
+    """Look for the tracers that a call leaves which raises under any trace, or un-nested already: beside its exception they are what is wrong with it."""
+    call = replace(seen.ran.call, profile=UNKNOWN)
     call.announce()
     call.example.require_values(call.subject)
-    fits = impossible(call.nesting) is None
-    bare = Observation(call.nesting, call.subject.state)
-    ran = Ran(call, observe(call, call.nesting, How(donate="none")) if fits else bare)
-    seen = Seen(ran)
-    violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()
-    if not violations and outcomes.raises_in_refs(seen) and outcomes.holds_in_arrays(ran):
-        return outcomes.outcome_of(replace(seen, in_arrays=True))
-    if not violations:
-        return outcomes.failed(seen, error)
-    own = RaisedUnNested(first_line(error)) if un_nested else first_line(error)
-    violations = tuple(replace(violation, explained=(own,)) for violation in violations)
-    evidence = Evidence(leaks=ran.observation.leaks)
-    return Checked(None, Outcome(call.nesting, "violated", violations, evidence=evidence), error)
+    ran = Ran(call, Observation(call.nesting, call.subject.state))
+    if impossible(call.nesting) is None:
+        ran = replace(ran, observation=observe(call, call.nesting, How(donate="none")))
+    judgement = judged(ran, only_tracers(call.settings)) if ran.observation.leaks else Judgement()
+    return replace(seen, ran=ran, judgement=judgement, alone=error)
 
 
-def not_restored(call: Call) -> Checked:
+def not_restored(call: Call) -> Seen:
     """A call whose trace, as a plain jit makes it, leaves tracers for good: no nesting can run, and each says so."""
     layers = call.nesting.layers or (Layer(JIT),)
     leaks = call.memo.unrestored[call.subject.name, call.subject.code]
@@ -294,20 +294,11 @@ def not_restored(call: Call) -> Checked:
     return not_run(call, tuple(replace(leak, layer=str(layers[0])) for leak in leaks))
 
 
-def not_run(call: Call, leaks: tuple[Leak, ...]) -> Checked:
-    """Judge a call by tracers that every run of it would meet, without a run.
-
-    Raises `CheckError` where the settings do not assert the invariant tracers.
-    """
+def not_run(call: Call, leaks: tuple[Leak, ...]) -> Seen:
+    """A call that is judged by tracers which every run of it would meet, without a run."""
     call.announce()
     ran = Ran(call, Observation(call.nesting, call.subject.state, leaks=leaks))
-    judgement = judged(ran, only_tracers(call.settings))
-    if not judgement.violations:
-        paths = some([leak.path for leak in leaks])
-        raise CheckError(
-            f"{call.subject.name} holds tracers that the plugin cannot remove, in {paths}: add tracers to the invariants"
-        )
-    return Checked(None, Outcome(call.nesting, "violated", judgement.violations, evidence=Evidence(leaks=leaks)))
+    return Seen(ran, judged(ran, only_tracers(call.settings)))
 
 
 def only_tracers(settings: Settings) -> tuple[str, ...]:
@@ -334,17 +325,3 @@ def without_jit(call: Call) -> Reference | None:
         call.settings.compares_values and not call.subject.abstract and call.profile.program.equations <= MOST_EQUATIONS
     )
     return Reference.of(call.subject, (), Evaluated(jits=False)) if compares else None
-
-
-def fails_un_nested(seen: Seen, error: Exception) -> Checked:
-    """A call that raises un-nested: the user's exception, unless a plain jit of it leaves tracers as well.
-
-    Flax 0.12 refuses ``self.last = y`` on a field that was `None` when it is called eagerly, and lets the tracer in under a jit.
-    """
-    call = seen.ran.call
-    if JIT in call.settings.transforms:
-        nesting = replace(call.nesting, layers=(Layer(JIT),))
-        under_jit = fails_when_traced(replace(call, nesting=nesting), error, un_nested=True)
-        if under_jit.outcome.verdict == "violated":
-            return under_jit
-    return outcomes.failed(seen, error)

@@ -14,10 +14,10 @@ from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Evidence, Lost, Observation
 from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.notes import Fact, Mapped, Note, ValueAsked
+from pytest_nnxcheck.core.notes import Fact, Mapped, Note, RaisedUnNested, ValueAsked
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
-from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import causes, trials
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import How, observe
@@ -62,28 +62,50 @@ class Seen:
     ran: Ran
     judgement: Judgement = field(default_factory=Judgement)
     looked: frozenset[str] = frozenset()
-    """The reasons for which it was looked at."""
+    """The reasons for which it was looked at; none where every run would meet the tracers that are there, or a layer takes no such call."""
+    alone: Exception | None = None
+    """The exception of the call without the nesting, where the nesting was looked at for the tracers that it leaves beside that."""
     in_arrays: bool = False
     """True if it raises with the state in references alone."""
 
 
-def outcome_of(seen: Seen) -> Checked:
-    """The end of a nesting, in the order of blame: what references cannot do, what broke, what a layer cannot take, what the user's code raises."""
+def outcome_of(seen: Seen) -> Checked:  # noqa: C901, PLR0912 - a table, a row each ending
+    """The end of a nesting, in the order of blame: what references cannot do, what broke, what a layer cannot take, what the user's code raises.
+
+    Raises `CheckError` where the call holds tracers for good, and the settings do not assert that there are none.
+    """
     call, observation, judgement = seen.ran.call, seen.ran.observation, seen.judgement
     nesting, error = call.nesting, observation.error
     inside = [layer.transform for layer in nesting.layers if not layer.row.compiles]
     match error:
+        case None if not seen.looked and seen.alone is None:
+            if not judgement.violations:
+                raise CheckError(
+                    f"{call.subject.name} holds tracers that the plugin cannot remove, in {some([leak.path for leak in observation.leaks])}: add "
+                    "tracers to the invariants"
+                )
+            return Checked(None, violated(seen))
         case Exception() if seen.in_arrays and call.subject.in_refs and not inside:
             # In the mode that puts the state there, nothing is checked if a jit alone raises.
             return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
         case Exception() if seen.in_arrays:
             return left_out(call, Misfit("in references", other=first_line(error)))
+        case _ if seen.alone is not None and judgement.violations:
+            # Beside the user's exception: tracers, which explain it or come of it.
+            raised = first_line(seen.alone)
+            own = RaisedUnNested(raised) if "tracers" in seen.looked else raised
+            return Checked(None, violated(seen, (own,)), seen.alone)
+        case _ if seen.alone is not None:
+            return failed(seen, seen.alone)
         case None if judgement.error and not judgement.violations:
             # Where the invariant read a value that was not computed, the body runs again with values, as after any exception.
             words, name = str(judgement.error), type(judgement.error).__name__
             return Checked(None, Outcome(nesting, "failed", reason=words, error=name), judgement.error)
         case _ if error is None or judgement.violations:
             return concluded(seen)
+        case _ if not nesting.layers:
+            # Un-nested there is nothing of ours around it.
+            return failed(seen, error)
         case Unfit():
             return left_out(call, error.misfit)
         case _ if refusals.branch_in_a_loop(error, inside):
@@ -111,17 +133,21 @@ def concluded(seen: Seen) -> Checked:
         if not broken:
             outcome = Outcome(call.nesting, "held", facts=judgement.notes)
             return Checked(None, outcome, run=observation, state=observation.state)
-        if leaks:  # a transform inside the call is at fault
-            captures = captured(call, leaking=True)
-            broken = tuple(replace(violation, explained=captures) for violation in broken)
-        found = Evidence(leaks=leaks)
-        outcome = Outcome(call.nesting, "violated", broken, facts=notes_of(judgement), evidence=found)
+        # If tracers are left, a transform inside the call is at fault.
+        outcome = violated(seen, captured(call, leaking=True) if leaks else ())
         return Checked(None, outcome, run=observation)
     outcome = judged_outcome(seen)
     if observation.error is not None or (leaks and broken):
         return Checked(None, outcome)
     spoiled = any(leak.place in ("variable", "module") for leak in leaks)
     return Checked(None, outcome, run=observation, state=None if spoiled else observation.state)
+
+
+def violated(seen: Seen, explained: tuple[Note | str, ...] = ()) -> Outcome:
+    """The outcome of a call that broke an invariant, without figures."""
+    judgement, evidence = seen.judgement, Evidence(leaks=seen.ran.observation.leaks)
+    broken = tuple(replace(violation, explained=explained) for violation in judgement.violations)
+    return Outcome(seen.ran.call.nesting, "violated", broken, facts=notes_of(judgement), evidence=evidence)
 
 
 def judged_outcome(seen: Seen) -> Outcome:
