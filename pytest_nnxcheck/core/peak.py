@@ -208,13 +208,11 @@ class Bound:
     expected: int
     budget: int
     multiple: str = ""
-    """The budget as a multiple of the expected peak, written ``2x``; empty where it is in bytes."""
-    axes: int = 0
-    """Bytes that were added to a budget in bytes for the nesting's own axes."""
+    """The multiple of the expected peak that is the budget, written ``2x``; empty where bytes are."""
     default: bool = False
     """True if nobody set a budget."""
-    written: str = ""
-    """A budget in bytes as the user wrote it, in powers of 1000."""
+    asked: str = ""
+    """The budget in bytes that the user set; empty where he set none."""
 
 
 PeakCause = Literal[

@@ -460,10 +460,9 @@ def with_addresses(program: Program) -> Program:
         for info, sharding in zip(infos, shardings, strict=True)
     ]
     outputs = jax.tree.unflatten(treedef, made)
-    module = staging.serialized_hlo_module(compiled)
-    if module is None:
+    aliased = aliases(compiled)
+    if aliased is None:
         return replace(program, outputs=outputs)
-    aliased = aliases(module)
     # An output that is no parameter's has an address behind all of theirs.
     numbers = [*range(len(parameters)), *(aliased.get(number, len(parameters) + number) for number in range(len(made)))]
     addresses = {id(leaf): number + 1 for leaf, number in zip([*parameters, *made], numbers, strict=True)}

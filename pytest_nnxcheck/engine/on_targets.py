@@ -50,22 +50,17 @@ class Donation:
         """The donation of a program which was compiled for the CPU."""
         names, arguments = dict(enumerate(program.names)), program.traced.arguments
         donated = {number: names.get(number, "") for number in program.traced.donated if arguments[number].size}
-        return cls(donated, frozenset(donated.keys() - (kept_buffers(program.compiled.program) or ())))
+        kept = aliases(program.compiled.program) or {}
+        return cls(donated, frozenset(donated.keys() - {*kept.values()}))
 
     def told(self, on: OnTarget, compiled: Any) -> OnTarget:
         """Add the leaves that lose their buffer in the program compiled for a target."""
-        kept = kept_buffers(compiled)
+        kept = aliases(compiled)
         if kept is None:
             return on
-        gone = self.names.keys() - kept
+        gone = self.names.keys() - {*kept.values()}
         lost = tuple(self.names[number] for number in sorted(gone - self.lost))
         return replace(on, donated=len(self.names), lost=lost, lost_too=len(gone & self.lost))
-
-
-def kept_buffers(compiled: Any) -> set[int] | None:
-    """The numbers of the parameters whose buffer an output takes; `None` where the compiler does not tell."""
-    module = staging.serialized_hlo_module(compiled)
-    return None if module is None else {*aliases(module).values()}
 
 
 def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -317,12 +317,6 @@ class LostOnTarget(OfBuffer, FindingOnTarget):
 # --- the fate of a donated leaf
 
 
-def lost_leaves(seen: Observation) -> tuple[Leaf, ...]:
-    """The donated leaves to name for the buffers that were lost."""
-    after = {move.before.path: move.after for move in seen.moves if move.after is not None}
-    return without_successor([move.before for move in seen.moves], after, seen.reused)
-
-
 def converted(seen: Observation) -> list[tuple[Leaf, Leaf]]:
     """The donated leaves that come back in a type that no promotion of types gives: a float as an integer, or as a float of eight bits and fewer.
 
@@ -401,14 +395,16 @@ def written(sharding: Any) -> str:
     return "one device" if sharding is None or sharding.num_devices == 1 else str(sharding)
 
 
-def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: AbstractSet[int]) -> tuple[Leaf, ...]:
-    """The donated leaves to name for the buffers that nothing came back in; ``held`` are the pointers of all that came back.
+def lost_leaves(seen: Observation) -> tuple[Leaf, ...]:
+    """The donated leaves to name for the buffers that nothing came back in.
 
     Pointers say whether a buffer was lost, whatever the names and types of what came back. XLA gives donated buffers to outputs by
     their type, so that it may be the buffer of another leaf that is left over. The new value of that one took a buffer, whose leaf is asked
     next, and the last one is named: it came back with another type, in a new buffer, or not at all. A leaf of the state that came back in
     other shards is named whatever their buffers: they hold another part of it.
     """
+    before, held = [move.before for move in seen.moves], seen.reused
+    after = {move.before.path: move.after for move in seen.moves if move.after is not None}
     owner = {pointer: leaf for leaf in before for pointer in leaf.pointers}
     named: dict[str, Leaf] = {}
     for lost in before:

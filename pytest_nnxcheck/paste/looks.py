@@ -178,6 +178,7 @@ def pointers(*trees: Any) -> set[tuple[int, str]]:
 
 def lost_by_program(program: Any, lowered: Any) -> list[int]:
     """The numbers of the donated arguments whose buffer no output of a compiled program takes."""
+    # By the text: it is copied into the user's file, which has no reader of protos.
     head = program.as_text().partition("\n")[0].partition("input_output_alias={")[2]
     kept = set(map(int, re.findall(r": \((\d+), \{\}", head)))
     donated = [number for number, info in enumerate(jax.tree.leaves(lowered.args_info)) if info.donated]

@@ -26,6 +26,7 @@ from pytest_nnxcheck.watch.programs import UnusedBuffers, WatchedPrograms
 
 TITLE = "nnx watch"
 _WIRE = "nnx_watch"
+"""The attribute of a report of pytest that holds the result of a watched test. It is no record: reports, baseline and JUnit list every record, and a test that is watched was not checked."""
 _PATCHES = ("MonkeyPatch", "MockerFixture")
 """Types of fixtures that change the names of modules until a test is torn down."""
 _result = pytest.StashKey[dict[str, Any]]()

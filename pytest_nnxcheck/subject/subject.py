@@ -96,7 +96,7 @@ class Subject:
     """The arrays among the arguments that no graph node holds."""
     input_names: tuple[str, ...]
     static: tuple[tuple[str, Any], ...]
-    """The other values among the arguments."""
+    """The other values among the arguments, and the static fields of objects that jax takes apart."""
     output_tree: OutputTree
     """The structure that the user returned, for the arrays of ``program``."""
     abstract: bool
@@ -328,6 +328,7 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
     parts = Parts(tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), tuple(unwrapped))
     for path, leaf in leaves:
         parts.file(name_of(path, labels), leaf)
+    parts.static += plain_objects.static_fields(tree, lambda path: name_of(path, labels))
     return assemble(subject, function, tree, treedef, parts)
 
 

@@ -109,6 +109,7 @@ def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> I
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
     """Count the donated inputs for which a program has an output of as many elements only in a wider dtype.
 
+    It completes jax's own warning, which goes by types alone. So does this: not by `successors`, which asks what an output is made of.
     A key is (type of the input, wider dtype).
     """
     from pytest_nnxcheck.compat import staging

@@ -12,9 +12,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_nnxcheck.compat.owner import Owner, of_file
+from pytest_nnxcheck.compat.staging import serialized_hlo_module
 
 Message = dict[int, list["int | bytes"]]
 """Field number to the values of that field, in the order of the wire."""
@@ -299,10 +300,13 @@ def _frames(index: Message) -> list[tuple[Frame, int]]:
     return [(locations[number(frame, 1) - 1], number(frame, 2)) for frame in messages(index, 4)]
 
 
-def aliases(module: bytes) -> dict[int, int]:
-    """Map each output of a ``HloModuleProto`` to the donated parameter whose buffer it takes, both by their flat numbers.
+def aliases(compiled: Any) -> dict[int, int] | None:
+    """Map each output of a compiled program to the donated parameter whose buffer it takes, both by their flat numbers; `None` where its compiler does not tell.
 
     Raises `MalformedProto`.
     """
+    module = serialized_hlo_module(compiled)
+    if module is None:
+        return None
     config = fields(raw(fields(module), 8))
     return {next(iter(numbers(entry, 1)), 0): number(entry, 2) for entry in messages(config, 1)}

@@ -50,7 +50,7 @@ def compiled(folder, f, *args):
     program = jax.jit(f, donate_argnums=0, keep_unused=True)
     with staging.whole_stacks(), compile_cache.compile_folder(folder), compile_cache.cached_compiles():
         found = program.lower(*args).compile(compiler_options=staging.compiler_options())
-    read = buffers.read(found), hlo.aliases(staging.serialized_hlo_module(found))
+    read = buffers.read(found), hlo.aliases(found)
     donated = jax.tree.map(jnp.copy, args[0])
     before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(donated)]
     after = found(donated, *args[1:])[0]

@@ -16,8 +16,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.core.facts import ArrayType, Leaf
-from pytest_nnxcheck.invariants.donation import without_successor
+from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move, Observation
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.subject.profile import keys, new_values
 
 # No two types have as many bytes, nor has one of them as many in bfloat16: newer XLA would give away any buffer that fits.
@@ -126,7 +127,8 @@ def lost_by(plan, order, known):
     pairs = new_values(inputs, [(name, kind) for name, kind, _ in outputs], origins)
     came_back = {inputs[number][0]: after[place] for number, place in pairs.items()}
     held = {pointer for leaf in after for pointer in leaf.pointers}
-    lost = {leaf.path for leaf in without_successor(list(before.values()), came_back, held)}
+    moves = tuple(Move(leaf, came_back.get(leaf.path)) for leaf in before.values())
+    lost = {leaf.path for leaf in lost_leaves(Observation(Nesting(), None, moves=moves, reused=frozenset(held)))}
     return {number for number, (name, _) in inputs.items() if name in lost}
 
 
