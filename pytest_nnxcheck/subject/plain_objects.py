@@ -256,3 +256,35 @@ def originals(tree: Any, name_of: Callable[[Any], str]) -> Iterator[tuple[str, A
         tree, is_leaf=lambda value: isinstance(value, Opened) or graph.is_graph_node(value)
     )
     return ((name_of(path), leaf.original) for path, leaf in leaves if isinstance(leaf, Opened))
+
+
+# --- static fields
+
+_CONTAINERS = (tuple, list, dict, type(None))
+"""Trees without static fields, and their subclasses that jax knows without a registration: named tuples, `OrderedDict`, `defaultdict`."""
+
+
+def static_fields(tree: Any, name_of: Callable[[Any], str], path: Any = ()) -> Iterator[tuple[str, Any]]:
+    """The static fields of a tree's objects of registered classes, each with its name: ``context.log``, a field that is metadata and no data.
+
+    jax takes such an object apart and makes it anew, and each new one has the very same static fields: the call may put something into what they hold.
+    """
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda value: is_leaf(value) or is_made_anew(value))
+    for steps, node in nodes:
+        if is_leaf(node) or not is_made_anew(node):
+            continue
+        here = (*path, *steps)
+        children = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda value, node=node: value is not node)
+        data = {id(child) for _, child in children}
+        attributes = {name: value for (kind, name), value in _fields(node) if kind == "attribute"}
+        yield from ((f"{name_of(here)}.{name}", value) for name, value in attributes.items() if id(value) not in data)
+        if not attributes:  # C code keeps them, as those of a `jax.tree_util.Partial`
+            yield name_of(here), jax.tree_util.tree_structure(node).node_data()[1]  # type: ignore[attr-defined]
+        names = {id(value): (GetAttrKey(name),) for name, value in attributes.items()}
+        for step, child in children:
+            yield from static_fields(child, name_of, (*here, *names.get(id(child), step)))
+
+
+def is_made_anew(value: Any) -> bool:
+    """True if jax takes an object apart by a function that is registered for its class."""
+    return not isinstance(value, (*_CONTAINERS, Opened, Bare)) and not jax.tree_util.all_leaves([value])

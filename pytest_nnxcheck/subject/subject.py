@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_state
 from pytest_nnxcheck.walk.fingerprint import Unknown, exact, fingerprint, show
 from pytest_nnxcheck.walk.visit import FoundTracer
-from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk, without_garbage
+from pytest_nnxcheck.walk.walk import Walk, tracers_left, walk
 from pytest_nnxcheck.xla.buffers import PROGRAM
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -96,7 +96,7 @@ class Subject:
     """The arrays among the arguments that no graph node holds."""
     input_names: tuple[str, ...]
     static: tuple[tuple[str, Any], ...]
-    """The other values among the arguments."""
+    """The other values among the arguments, and the static fields of objects that jax takes apart."""
     output_tree: OutputTree
     """The structure that the user returned, for the arrays of ``program``."""
     abstract: bool
@@ -182,11 +182,12 @@ class Subject:
         return [*nodes, *self.opened, *self.static, (function_name(self.function), self.function)]
 
     def tracers(
-        self, state: Any, earlier: Walk | None = None, matters: Callable[[FoundTracer], bool] = lambda _: True
+        self, state: Any, earlier: Walk | None = None, alive: Container[tuple[int, int]] = ()
     ) -> tuple[FoundTracer, ...]:
-        """The tracers that matter, and are reachable from a copy of the state, other arguments, the code, or the output; ``earlier`` is a walk that found none."""
-        roots = [*self.roots(state), *self.output_tree.roots()]
-        return without_garbage(lambda: tracers_since(earlier, roots, matters))
+        """The tracers of traces that are not ``alive``, reachable from a copy of the state, other arguments, the code, or the output; ``earlier`` is a walk
+        that found none.
+        """
+        return tracers_left([*self.roots(state), *self.output_tree.roots()], earlier, alive)
 
     @contextlib.contextmanager
     def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[FoundTracer]]:
@@ -328,6 +329,7 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
     parts = Parts(tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), tuple(unwrapped))
     for path, leaf in leaves:
         parts.file(name_of(path, labels), leaf)
+    parts.static += plain_objects.static_fields(tree, lambda path: name_of(path, labels))
     return assemble(subject, function, tree, treedef, parts)
 
 

@@ -391,6 +391,47 @@ class DropsErrors(Layer):
             return self.linear(x)
 
 
+# A static field of an argument
+
+
+class Log:
+    """Rows that a call writes."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+
+@jax.tree_util.register_pytree_node_class
+class Context:
+    """What jax takes apart: an array, and a log that every copy shares."""
+
+    def __init__(self, x: jax.Array, log: Log) -> None:
+        self.x, self.log = x, log
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array], Log]:
+        return (self.x,), self.log
+
+    @classmethod
+    def tree_unflatten(cls, log: Log, children: tuple[jax.Array]) -> Context:
+        return cls(*children, log)
+
+
+def logs_output(module: Layer, context: Context) -> jax.Array:
+    y: jax.Array = module.linear(context.x)
+    context.log.rows.append(y)
+    return y
+
+
+def logs_shape(module: Layer, context: Context) -> jax.Array:
+    y: jax.Array = module.linear(context.x)
+    context.log.rows.append(y.shape)
+    return y
+
+
+def in_context(function: Callable[..., jax.Array]) -> Case:
+    return Case(function, (Layer(rngs()), Context(numbers(BATCH), Log())))
+
+
 LEAKY: dict[str, Twins] = {
     "none_attribute": Twins(lambda: case(KeepsLast), lambda: case(KeepsLastInVariable), ".last", (0, 12)),
     "plain_list": Twins(lambda: case(LogsToList), lambda: case(LogsToVariables), ".log[0]", (0, 12)),
@@ -410,5 +451,6 @@ LEAKY: dict[str, Twins] = {
         checks_range, lambda: case(ChecksShape), "ChecksRange.seen[0]", raises=jax.errors.TracerBoolConversionError
     ),
     "caught_exception": Twins(lambda: case(KeepsErrors), lambda: case(DropsErrors), "errors[0]"),
+    "static_field": Twins(lambda: in_context(logs_output), lambda: in_context(logs_shape), "context.log.rows[0]"),
 }
 """Name of the place -> the twins."""
