@@ -79,8 +79,9 @@ def asserts(row: InvariantRow, built_in: ModuleType | None, ran: Ran) -> bool:
     has_arrays = subject.input_names or graph.raw_leaves(subject.state) or graph.attributes(subject.state)
     if not (has_arrays or ran.profile is UNKNOWN or program.equations or program.captured):
         return False
-    if hasattr(built_in, "asserts"):
-        return bool(built_in.asserts(ran))
+    of_its_own = getattr(built_in, "asserts", None)
+    if of_its_own is not None:
+        return bool(of_its_own(ran))
     compares = row.values and built_in is not None
     return not ((row.compiled and ran.observation.memory is None) or (compares and ran.reference is None))
 
