@@ -335,7 +335,7 @@ def converted(seen: Observation) -> list[tuple[Leaf, Leaf]]:
 def quantizes(old: str, new: str) -> bool:
     """True if a conversion from a dtype to another one is never made by a promotion of types."""
     wide = old.startswith(("float16", "float32", "float64", "bfloat16"))
-    return wide and new.startswith(("int", "uint", "float8", "float4", "float6"))
+    return wide and new.startswith(("int", "uint", "float8_", "float6_", "float4_"))
 
 
 def lost_buffer(before: Leaf, after: Leaf | None, ran: Ran) -> LostBuffer:
