@@ -31,7 +31,14 @@ def test_a_kernel_cannot_be_an_argument_of_a_jit() -> None:
 
 def test_two_kernels_share_arrays() -> None:
     """A default argument of the constructor, which is one array for all of them, is a note."""
-    report = check(lambda a, b, x: x, kernel(), kernel(), X, transforms="jit", styles="argument")
+    report = check(
+        lambda a, b, x: a.parameters.value + b.parameters.value + x,
+        kernel(),
+        kernel(),
+        X,
+        transforms="jit",
+        styles="argument",
+    )
     assert report.ok
     (note,) = report.outcomes[-1].notes
     assert "a, b share some of their buffers (1)" in note

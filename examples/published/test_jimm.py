@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from flax.errors import TraceContextError
 from jax.sharding import AxisType
-from training import Wrap
 
 from pytest_nnxcheck import check
+
+if TYPE_CHECKING:
+    from training import Wrap
 
 pytest.importorskip("jimm", reason="jax-image-models is not installed")
 VisionTransformer = importlib.import_module("jimm").VisionTransformer
