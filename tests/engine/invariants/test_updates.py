@@ -5,9 +5,20 @@ from __future__ import annotations
 import jax
 import pytest
 from checking import broken, call, text
-from copied import COPIED, MODULES_ARE_TREES, ON_PURPOSE, Noisy, Normed, forward, functional, linear
+from copied import (
+    COPIED,
+    MODULES_ARE_TREES,
+    ON_PURPOSE,
+    Gated,
+    Noisy,
+    Normed,
+    forward,
+    functional,
+    linear,
+    rematerializes,
+)
 from flax import nnx
-from healthy import FLAX, numbers
+from healthy import FLAX, assign, numbers
 
 X = numbers((3, 8))
 trees = pytest.mark.skipif(FLAX < MODULES_ARE_TREES, reason="before flax 0.12 no transform of jax takes a module")
@@ -51,9 +62,43 @@ def test_the_line_the_transform_and_the_cure_are_named():
 
 
 @trees
-def test_the_cure_of_a_call_that_is_a_jit_of_jax_is_that_of_flax():
-    found = call(jax.jit(forward), Normed(), X)
-    assert "write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)" in found.outcome.violations[0].hint
+@pytest.mark.parametrize(
+    "subject, cure",
+    [
+        (jax.jit(forward), "nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)"),
+        (rematerializes(jax.checkpoint), "nnx.remat instead of jax.checkpoint"),
+        (lambda model, x: jax.lax.cond(True, forward, forward, model, x), "nnx.cond instead of jax.lax.cond"),
+    ],
+    ids=["jit", "checkpoint", "cond"],
+)
+def test_the_cure_of_a_transform_of_jax_is_that_of_flax(subject, cure):
+    found = call(subject, Normed(), X)
+    assert found.outcome.violations[0].hint.startswith(f"write {cure}, which hands back what f writes; or return ")
+
+
+def test_what_a_line_writes_shares_a_row_before_random_counts_and_stale_reads():
+    model = nnx.Sequential(Gated(captures=True), Normed(), Noisy())
+    found = call(functional(hands_back=False), model, X)
+    assert broken(found) == ["updates"]
+    (violation,) = found.outcome.violations
+    statistics = "model.layers[1].norm.mean, model.layers[1].norm.var"
+    assert violation.summary == f"{statistics}, ... keep their values: the call writes to copies of them"
+    rows = [f"{label} {row}" for label, row in violation.details]
+    gate = [f"stale model.layers[0].gate.{name}   read at" for name in ("kernel", "bias")]
+    told = [f"lost {statistics}   written at", "lost model.layers[2].dropout.", *gate]
+    assert [row.startswith(words) for row, words in zip(rows, told, strict=True)] == [True] * 4
+
+
+def test_a_write_to_one_variable_is_told_of_one():
+    class Seen(nnx.Module):
+        def __init__(self):
+            self.mean = nnx.BatchStat(X[0])
+
+        def __call__(self, x):
+            assign(self.mean, x.mean(0))
+
+    found = call(functional(hands_back=False), Seen(), X)
+    assert "model.mean keeps its value: the call writes to a copy of it" in text(found)
 
 
 def test_counts_of_random_numbers_alone_are_a_note():
