@@ -150,7 +150,9 @@ def checked(call: Call) -> Checked:
         seen = look(seen, "first")
     while reason := again(seen):
         seen = look(seen, reason)
-    return outcome_of(seen)
+    ended = outcome_of(seen)
+    asserted = () if ended.outcome.verdict == "rejected" else seen.judgement.asserted
+    return replace(ended, outcome=replace(ended.outcome, asserted=asserted))
 
 
 def prepared(call: Call) -> Ran:
@@ -298,7 +300,8 @@ def look_for_tracers(seen: Seen, error: Exception) -> Seen:
     ran = Ran(call, Observation(call.nesting, call.subject.state))
     if impossible(call.nesting) is None:
         ran = replace(ran, observation=observe(call, call.nesting, How(donate="none")))
-    judgement = judged(ran, only_tracers(call.settings)) if ran.observation.leaks else Judgement()
+    tracers = only_tracers(call.settings)
+    judgement = judged(ran, tracers) if ran.observation.leaks else Judgement(asserted=tracers)
     return replace(seen, ran=ran, judgement=judgement, alone=error)
 
 
@@ -603,11 +606,12 @@ def facts_of(call: Call) -> CallFacts:
     """The facts of the call that are known by now, whatever its nesting."""
     subject, settings = call.subject, call.settings
     profile, un_nested = call.known.profile, call.known.un_nested
+    without_arrays = () if subject.names or subject.input_names else (subject.name,)
     running = tuple(row.name for row in rows_of(settings.invariants) if row.runs and subject.abstract)
     notes: list[Note] = [*call.originals.notes, *([Fact("abstract", running)] if running else [])]
     notes += call.known.notes
     if profile is None:
-        return CallFacts((*notes,), (), () if un_nested is None else (un_nested,))
+        return CallFacts((*notes,), (), () if un_nested is None else (un_nested,), without_arrays)
     if profile.training.untrained:
         notes.append(Fact("untrained", tuple(map(subject.path, profile.training.untrained)), subject.name))
     if settings.compares_values and profile.program.equations > MOST_EQUATIONS:
@@ -625,4 +629,4 @@ def facts_of(call: Call) -> CallFacts:
     if profile.program.written_twice:
         notes.append(Fact("written twice", (profile.program.written_twice,)))
     added = tuple(map(subject.path, profile.state.added))
-    return CallFacts((*notes,), added, () if un_nested is None else (un_nested,))
+    return CallFacts((*notes,), added, () if un_nested is None else (un_nested,), without_arrays)
