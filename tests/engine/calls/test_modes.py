@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import flax
 import jax
 import pytest
 from checking import FEW, has_modes
@@ -66,7 +67,7 @@ def test_what_was_jitted_in_one_mode_is_traced_anew_in_another():
 
 @pytest.mark.skipif(FLAX >= (0, 12, 7), reason="flax 0.12.7 has all modes")
 def test_a_mode_that_this_flax_lacks(pytester, inner_args):
-    version = re.escape(flax_modes.flax_version())
+    version = re.escape(flax.__version__)
     wanted = rf"mode 'tree' is not one of flax {version}, which has current, graph: write one of these, or install a newer flax"
     with pytest.raises(SettingError, match=rf"^check\(\.\.\., modes=\.\.\.\): {wanted}"):
         check(Model(), 1, modes="graph,tree")

@@ -119,12 +119,16 @@ class Compared:
     """Metadata whose ``==`` raises, as it does in every transform."""
 
     def __eq__(self, other):
-        raise RuntimeError("not to be compared")
+        if isinstance(other, Compared):
+            raise TypeError("not to be compared")
+        return False
 
     __hash__ = None
 
 
-@pytest.mark.parametrize("make, verdict", [(Compared, "failed"), (lambda: (1.5, "tag"), "held")], ids=["never equal", "equal"])
+@pytest.mark.parametrize(
+    "make, verdict", [(Compared, "failed"), (lambda: (1.5, "tag"), "held")], ids=["never equal", "equal"]
+)
 def test_metadata_that_cannot_be_compared_gives_no_reason_nor_does_what_is_equal(make, verdict):
     class Holds(Decoder):
         def __call__(self, x):

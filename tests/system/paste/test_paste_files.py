@@ -14,7 +14,7 @@ from pasted_programs import run_fresh, run_programs, told
 from pytest_nnxcheck import Layer
 from pytest_nnxcheck.invariants.advice import MemoryWasted
 from pytest_nnxcheck.invariants.tracers import StateTouched
-from pytest_nnxcheck.paste.files import file_name
+from pytest_nnxcheck.paste.program import file_name
 from pytest_nnxcheck.paste.usage import literal
 
 # --- how a test is written
