@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile, successors
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.transforms.compose import donated_inputs, own_output, stack_inputs
+from pytest_nnxcheck.transforms.compose import donated_inputs, output_shapes, own_output, stack_inputs
 from pytest_nnxcheck.transforms.layers import on_mesh
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -102,6 +102,18 @@ class Root:
         elif not flax_modes.mode_flags()[0]:
             paths = graph.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
+
+    def outputs(self, count: int) -> tuple[range, dict[int, int]]:
+        """The numbers of the outputs that the call returns, among ``count`` of the program, and the bytes of those that are the value of a leaf.
+
+        Every style returns the state first.
+        """
+        shapes = output_shapes(self.nesting.layers, self.profile, self.subject.inputs)
+        leaves, treedef = jax.tree.flatten(shapes)
+        numbers = range(count - len(leaves), count)
+        own = jax.tree.leaves(own_output(self.nesting, jax.tree.unflatten(treedef, numbers)))
+        pairs = zip(own, self.profile.output.leaves, strict=False)
+        return numbers, {number: self.profile.state.sizes[leaf] for number, leaf in pairs if leaf is not None}
 
     def new_values(self, output: Any) -> dict[str, tuple[str, Any]]:
         """The outputs that are new values of the donated inputs, each with its own name, by the names of the inputs."""
