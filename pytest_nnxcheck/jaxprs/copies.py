@@ -17,7 +17,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
-from pytest_nnxcheck.core.peak import Copies, Split, least_copy
+from pytest_nnxcheck.core.peak import LEAF, Copies, Memory, Split, least_copy
 from pytest_nnxcheck.jaxprs.flow import all_equations, called, handed_through, uses
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -185,11 +185,16 @@ def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callabl
     Another jitted function of the same arguments is compiled, and ``split_of`` gives its totals, only where the totals, and what the program
     hands through, leave room for copies that count.
     """
-    least = least_copy(state)
-    if held.temporaries + held.outputs - held.aliased < least:
+    room, whole = held.temporaries + held.outputs - held.aliased, isinstance(held, Memory) and has_leaf_twice(held)
+    if room < least_copy(state, whole=True):
         return Copies()
-    returned = program.returned_bytes()
-    if program.hoisted or handed_bytes(program.jaxpr) < least:
+    returned, least = program.returned_bytes(), least_copy(state, whole=whole)
+    if program.hoisted or min(room, handed_bytes(program.jaxpr)) < least:
         return Copies(returned=returned)
     plain = split_of(staging.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=program.keep_unused))
-    return Copies(max(held.peak - held.constants - plain.peak, 0) if plain else 0, returned)
+    return Copies(max(held.peak - held.constants - plain.peak, 0) if plain else 0, returned, whole)
+
+
+def has_leaf_twice(memory: Memory) -> bool:
+    """True if a buffer at the peak is a copy of a whole argument, and large enough to count."""
+    return any(buffer.whole and buffer.bytes >= LEAF for buffer in memory.made)
