@@ -21,8 +21,8 @@ from pytest_nnxcheck.core.outcome import Listener, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine import trials
 from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
-from pytest_nnxcheck.engine.observe import RUN, TRACED, How, is_small, observe, tells
-from pytest_nnxcheck.engine.on_targets import OnTargets
+from pytest_nnxcheck.engine.observe import RUN, TRACED, How, observe, traces
+from pytest_nnxcheck.engine.on_targets import OnTargets, is_for_targets
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
 from pytest_nnxcheck.invariants.judge import Judgement, judged
@@ -30,7 +30,7 @@ from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.subject import bind, signature
-from pytest_nnxcheck.transforms.compose import baseline_for, maps_written
+from pytest_nnxcheck.transforms.compose import maps_written
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -112,7 +112,9 @@ def checked(call: Call) -> Checked:
         seen = look(seen, "first")
     while reason := again(seen):
         seen = look(seen, reason)
-    return outcomes.outcome_of(seen)
+    ended = outcomes.outcome_of(seen)
+    asserted = () if ended.outcome.verdict == "rejected" else seen.judgement.asserted
+    return replace(ended, outcome=replace(ended.outcome, asserted=asserted))
 
 
 def prepared(call: Call) -> Ran:
@@ -130,7 +132,7 @@ def prepared(call: Call) -> Ran:
         raise Unfit(misfit)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
     reference = reference_of(call) if call.settings.compares_values else None
-    return Ran(call, bare, reference, baseline_for(call.nesting))
+    return Ran(call, bare, reference)
 
 
 def profile_of(call: Call) -> Profile:
@@ -195,7 +197,8 @@ def again(seen: Seen) -> Reason:
         return "tracers"  # flax 0.12 refuses ``self.last = y`` on a field that was `None` eagerly, and lets the tracer in under a jit
     if seen.alone is not None or not seen.judgement.violations or looked & {"own program", "on targets"}:
         return ""
-    if not observation.targets and wants_targets(seen):
+    broken = {violation.invariant for violation in seen.judgement.violations}
+    if call.settings.target and not observation.targets and observation.memory and broken & TARGETED:
         return "on targets"  # the message says what their compilers make of it
     return "own program" if observation.shared else ""  # the message names lines, which must be its own
 
@@ -243,29 +246,6 @@ def look(seen: Seen, reason: Reason) -> Seen:
     return Seen(ran, judged(ran, call.settings.invariants) if judges else Judgement(), looked)
 
 
-def traces(call: Call) -> bool:
-    """True if a trace may tell that the nesting holds, so that it need not run. An un-nested call is run where it costs little, or its values are needed."""
-    if not tells(call):
-        return False
-    runs = call.profile is UNKNOWN or call.example.values_needed or is_small(call)
-    return bool(call.nesting.layers) or not runs
-
-
-def is_for_targets(call: Call) -> bool:
-    """True if targets compile the nesting even if it passes on the CPU: the un-nested jit, one that is replayed, with ``thorough`` all."""
-    settings, layers = call.settings, call.nesting.layers
-    judged = settings.target and TARGETED & {*settings.invariants}
-    if not judged or not layers or not layers[0].row.compiles:
-        return False
-    return layers == (Layer(JIT, settings.styles[0]),) or settings.effort == "thorough" or settings.nesting is not None
-
-
-def wants_targets(seen: Seen) -> bool:
-    """True if a program broke an invariant that targets judge as well."""
-    broken = {violation.invariant for violation in seen.judgement.violations}
-    return bool(seen.ran.call.settings.target and seen.ran.observation.memory and broken & TARGETED)
-
-
 def meets_own_jit(call: Call, observation: Observation) -> bool:
     """True if a call of a plain object met a tracer that no reachable object holds: jax keeps it, for a jitted function."""
     return bool(call.subject.opened) and not observation.leaks and refusals.is_tracer_error(observation.error)
@@ -282,7 +262,8 @@ def look_for_tracers(seen: Seen, error: Exception) -> Seen:
     ran = Ran(call, Observation(call.nesting, call.subject.state))
     if impossible(call.nesting) is None:
         ran = replace(ran, observation=observe(call, call.nesting, How(donate="none")))
-    judgement = judged(ran, only_tracers(call.settings)) if ran.observation.leaks else Judgement()
+    tracers = only_tracers(call.settings)
+    judgement = judged(ran, tracers) if ran.observation.leaks else Judgement(asserted=tracers)
     return replace(seen, ran=ran, judgement=judgement, alone=error)
 
 

@@ -320,11 +320,12 @@ def facts_of(call: Call) -> CallFacts:
     """The facts of the call that are known by now, whatever its nesting."""
     subject, settings = call.subject, call.settings
     profile, un_nested = call.known.profile, call.known.un_nested
+    without_arrays = () if subject.names or subject.input_names else (subject.name,)
     running = tuple(row.name for row in rows_of(settings.invariants) if row.runs and subject.abstract)
     notes: list[Note] = [*call.originals.notes, *([Fact("abstract", running)] if running else [])]
     notes += call.known.notes
     if profile is None:
-        return CallFacts((*notes,), (), () if un_nested is None else (un_nested,))
+        return CallFacts((*notes,), (), () if un_nested is None else (un_nested,), without_arrays)
     if profile.training.untrained:
         notes.append(Fact("untrained", tuple(map(subject.path, profile.training.untrained)), subject.name))
     if settings.compares_values and profile.program.equations > MOST_EQUATIONS:
@@ -342,4 +343,4 @@ def facts_of(call: Call) -> CallFacts:
     if profile.program.written_twice:
         notes.append(Fact("written twice", (profile.program.written_twice,)))
     added = tuple(map(subject.path, profile.state.added))
-    return CallFacts((*notes,), added, () if un_nested is None else (un_nested,))
+    return CallFacts((*notes,), added, () if un_nested is None else (un_nested,), without_arrays)

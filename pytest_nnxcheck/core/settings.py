@@ -169,8 +169,9 @@ class Settings:
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
         kinds.optional(kinds.BUDGET),
-        "the most memory that a program may take at its peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (3x); with this"
-        " option, extra copies of the state do not fail (default: 2x + 64 KiB, and extra copies fail)",
+        "the most memory that a program may take at its peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (3x); bytes bound the"
+        " plain call under its jit, and any other nesting fails only over the bytes and over 2x + 64 KiB; with this option, extra copies of the state do not fail"
+        " (default: 2x + 64 KiB, and extra copies fail)",
         "memory.md#a-budget-in-bytes",
     )
     memory_advice: str = _check(

@@ -55,7 +55,7 @@ def of_target(on: OnTarget, ran: Ran, bound: Bound | None) -> Iterator[Finding]:
     """
     if not on.fits:
         yield DoesNotFit(on=on)
-    elif bound is not None and not bound.multiple and (on.peak or 0) > bound.budget:
+    elif bound is not None and bound.asked and (on.peak or 0) > bound.budget:
         yield OverBudgetOnTarget(on=on, bound=bound)
     if bound is not None and bound.default and on.copies >= least_copy(on.state):
         yield CopiedOnTarget(on=on, cause=cause(ran))
@@ -291,15 +291,18 @@ def totals(figures: Figures) -> list[Row]:
 
 def budget(bound: Bound, peak: int | None = None) -> Row:
     """The row of a budget: where it comes from, and whether a ``peak`` is within it, since a program within it may hold a copy of the state."""
-    if bound.multiple:
-        origin = f"{bound.multiple} the expected peak{f' + {FLOOR // 1024} KiB, the default' if bound.default else ''}"
+    size = format_bytes(bound.budget)
+    if not bound.multiple:
+        origin = "memory_budget" if bound.asked == size else f"memory_budget {bound.asked}"
     else:
-        axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
-        asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
-        origin = f"memory_budget {asked}{axes}".rstrip()
+        origin = f"{bound.multiple} the expected peak"
+        if bound.default or bound.asked:
+            origin += f" + {FLOOR // 1024} KiB, the default"
+        if bound.asked:
+            origin += f", which is more than memory_budget {bound.asked}"
     within = (
         "; the peak is within it, so this is not why the test fails"
         if peak is not None and peak <= bound.budget
         else ""
     )
-    return "budget", f"{format_bytes(bound.budget)} ({origin}){within}"
+    return "budget", f"{size} ({origin}){within}"

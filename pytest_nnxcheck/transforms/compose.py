@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import arrays, flax_modes, graph
 from pytest_nnxcheck.compat.arrays import in_type
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.subject.contents import diff
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
@@ -63,7 +63,7 @@ class Guards:
             try:
                 return program(state, *inputs)
             finally:
-                if dead := self.dead(state, self.live.pop()):
+                if dead := self.subject.tracers(state, self.earlier, alive=self.live.pop()):
                     self.reports.append(Blame(layer, dead))
 
         return guarded
@@ -73,10 +73,6 @@ class Guards:
         arriving = [*inputs, *(value for _, value in graph.raw_leaves(state))]
         traces = [graph.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if graph.is_tracer(leaf)]
         return {graph.trace_key(trace): trace for trace in traces}
-
-    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> tuple[FoundTracer, ...]:
-        """The tracers that belong to none of the traces that are alive."""
-        return self.subject.tracers(state, self.earlier, lambda leak: trace_of(leak) not in alive)
 
     @contextmanager
     def unchanged(self, layer: Layer, state: Any) -> Iterator[None]:
@@ -93,12 +89,8 @@ class Guards:
 
     def culprit(self, leak: FoundTracer) -> Layer | None:
         """The innermost layer that leaked this tracer, or one of its trace."""
-        trace = trace_of(leak)
-        return next((report.layer for report in self.reports if trace in map(trace_of, report.leaks)), None)
-
-
-def trace_of(leak: FoundTracer) -> tuple[int, int]:
-    return graph.trace_key(graph.trace_identity(leak.tracer))
+        of_trace = (report.layer for report in self.reports if any(leak.trace == left.trace for left in report.leaks))
+        return next(of_trace, None)
 
 
 def compose(
@@ -240,11 +232,6 @@ def stack(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct((LENGTH, *leaf.shape), leaf.dtype, sharding=sharding)
 
 
-def own_output(nesting: Nesting, out: Any) -> Any:
-    """The output of the call in that of the nesting, with the axes that the nesting gave it."""
-    return un_nest(nesting, out, lambda leaf: leaf)
-
-
 def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = None) -> Any:
     """The un-nested output: the first element of every axis (the call on the state as it was handed in), or another of your choice."""
     for layer in nesting.layers:
@@ -262,15 +249,3 @@ def first(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     return arrays.first(leaf)
-
-
-BASELINE = Nesting((Layer("jit", "functional"),))
-"""The un-nested jit: a jit over split and merge returns only the state that the call changes."""
-
-
-def baseline_for(nesting: Nesting) -> Nesting:
-    """The un-nested program that the memory of a nesting is compared with."""
-    grads = [layer for layer in nesting.layers if layer.row.pair == "gradients"][-1:]
-    return Nesting(
-        (*BASELINE.layers, *(Layer(GRAD, "jax_closure" if layer.captures else "functional") for layer in grads))
-    )

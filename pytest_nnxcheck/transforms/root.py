@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile, successors
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.transforms.compose import donated_inputs, output_shapes, own_output, stack_inputs
+from pytest_nnxcheck.transforms.compose import donated_inputs, output_shapes, stack_inputs, un_nest
 from pytest_nnxcheck.transforms.layers import on_mesh
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -111,14 +111,15 @@ class Root:
         shapes = output_shapes(self.nesting.layers, self.profile, self.subject.inputs)
         leaves, treedef = jax.tree.flatten(shapes)
         numbers = range(count - len(leaves), count)
-        own = jax.tree.leaves(own_output(self.nesting, jax.tree.unflatten(treedef, numbers)))
+        own = jax.tree.leaves(un_nest(self.nesting, jax.tree.unflatten(treedef, numbers), lambda leaf: leaf))
         pairs = zip(own, self.profile.output.leaves, strict=False)
         return numbers, {number: self.profile.state.sizes[leaf] for number, leaf in pairs if leaf is not None}
 
     def new_values(self, output: Any) -> dict[str, tuple[str, Any]]:
         """The outputs that are new values of the donated inputs, each with its own name, by the names of the inputs."""
         subject = self.subject
-        own = jax.tree.leaves(own_output(self.nesting, output))
+        # With the axes that the nesting gave it.
+        own = jax.tree.leaves(un_nest(self.nesting, output, lambda leaf: leaf))
         given = donated_inputs(subject, self.nesting, self.donate)
         outputs = [(f"output{name}", leaf) for name, leaf in zip(self.profile.output.names, own, strict=False)]
         return {

@@ -50,14 +50,14 @@ REFUSED = replace(V5E, fits=False, peak=None, refused="RESOURCE_EXHAUSTED: used 
 LEFT_OUT = OnTarget("h100", left_out="RuntimeError: cuDNN not found.")
 LOST = replace(V5E, donated=12, lost=("model.kernel",), lost_too=2)
 EVERYTHING = replace(LOST, split=Split(1, 2, 3, 4, 5), unpadded=GIB, copies=GIB, state=2 * GIB, wheel="libtpu 0.0.50.1")
-IN_BYTES = Bound(GIB, 2 * GIB, written="2GiB")
+IN_BYTES = Bound(GIB, 2 * GIB, asked="2.0 GiB")
 
 BUDGETS = {
     "the default": Bound(1, KIB, "2x", default=True),
-    "a budget of the marker": Bound(1, KIB),
-    "as it was written": Bound(1, 2000, written="2KB"),
-    "for the axes as well": Bound(1, 2000 + KIB, axes=KIB, written="2KB"),
-    "in KiB, for the axes as well": Bound(1, 3 * KIB, axes=KIB),
+    "a multiple": Bound(1, KIB, "1.5x"),
+    "bytes": Bound(1, KIB, asked="1.0 KiB"),
+    "as it was written": Bound(1, 2000, asked="2KB"),
+    "bytes, of a nesting that may take more": Bound(1, 3 * KIB, "2x", asked="2.0 KiB"),
 }
 LEAKS = {
     "of a module": {},
@@ -216,7 +216,8 @@ def test_what_targets_say_comes_once_and_a_violation_that_found_nothing_keeps_it
 
 def held(*on, nesting="jit", verdict="held", **more):
     """An outcome that has compiled for targets, and nothing else."""
-    return Outcome(Nesting.parse(nesting), verdict, evidence=Evidence(targets=on), **more)
+    asserted = Settings().invariants
+    return Outcome(Nesting.parse(nesting), verdict, evidence=Evidence(targets=on), asserted=asserted, **more)
 
 
 def test_of_two_calls_the_worse_outcome_is_kept_and_the_seconds_add_up():
