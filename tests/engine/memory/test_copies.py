@@ -103,6 +103,27 @@ def test_a_leaf_that_is_rewritten_is_not_copied(name, nesting):
     assert not any("copies" in note for note in found.outcome.notes)
 
 
+# Copies at any size: a whole leaf that is there twice counts from 4 KiB on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, layers, copied", [(32, 2, 2), (16, 8, 2), (16, 2, 0)])
+def test_two_narrow_layers_show_the_copies_of_a_scan_over_remat(width, layers, copied):
+    model, x = bugs.ScanOverRemat(nnx.Rngs(0), "remat", layers, width), numbers((4, width))
+    found = call(bugs.call_twice, model, x, nesting="jit")
+    assert copies(found) == pytest.approx(copied, abs=0.01), text(found)
+    assert ("copy of model.layers.kernel" in text(found)) == bool(copied)
+    cured = bugs.ScanOverRemat(nnx.Rngs(0), bugs.cures()[0], layers, width)
+    assert call(bugs.call_twice, cured, x, nesting="jit").outcome.verdict == "held"
+
+
+def test_narrow_state_that_is_returned_beside_its_module_is_a_copy():
+    for width, kinds in ((32, ["memory"]), (31, [])):  # 4 KiB of kernel, and less with its bias
+        layer, x = nnx.Linear(width, width, use_bias=False, rngs=nnx.Rngs(0)), numbers((2, width))
+        found = call(lambda layer, x: (layer(x), nnx.state(layer)), layer, x, nesting="jit")
+        assert broken(found) == kinds, text(found)
+
+
 # Outputs that are state
 
 
