@@ -31,8 +31,7 @@ from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.originals import leak, places_in
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject, on_arrays
-from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
-from pytest_nnxcheck.transforms.root import Root
+from pytest_nnxcheck.transforms.compose import Guards, Root, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import holds_beside, recorded_since, walk
