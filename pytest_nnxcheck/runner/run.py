@@ -47,7 +47,7 @@ from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.strategies import Exclusions
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.paste.files import Programs
+    from pytest_nnxcheck.paste.program import Programs
 
 
 @dataclass(eq=False)
