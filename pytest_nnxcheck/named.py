@@ -521,7 +521,7 @@ class NamedModule(pytest.Module):
 
 
 def never(nnx_wrap: Any) -> None:
-    """Stand in for the test of a check that cannot be made."""
+    """Do nothing: the test of a check that cannot be made."""
 
 
 def users_part(frames: TracebackType | None) -> TracebackType | None:

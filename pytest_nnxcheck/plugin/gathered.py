@@ -80,10 +80,10 @@ class Running:
 
     def stopped(self, folder: Path, *, whole: bool) -> Record:
         """The record of a test that was interrupted: it says what was not run, and never that the test passed."""
-        from pytest_nnxcheck.plugin import progress
         from pytest_nnxcheck.reporting import report
+        from pytest_nnxcheck.runner import strategies
 
-        record, (_, planned) = self.record(folder, whole=whole), progress.planned(self.run.settings)
+        record, (_, planned) = self.record(folder, whole=whole), strategies.planned(self.run.settings)
         left = record.head.not_run or max(planned - len(self.run.outcomes), 0)
         has_failed = record.head.verdict in {"violated", "failed"}
         verdict, message = (record.head.verdict, record.head.message) if has_failed else ("", "")

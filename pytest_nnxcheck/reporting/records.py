@@ -81,6 +81,10 @@ class Head:
     expected_failures: tuple[ExpectedRecord, ...] = ()
     targets: tuple[OnTarget, ...] = ()
     """The worst program on each target."""
+    not_asserted: Mapping[str, str] = field(default_factory=dict)
+    """The invariants that no nesting could have broken, each with the reason."""
+    without_arrays: tuple[str, ...] = ()
+    """The subjects that are called with no module and no array."""
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     un_nested_peak: tuple[Row, ...] = ()
@@ -115,6 +119,7 @@ class NestingRecord:
     """True if hypothesis drew it: another edition of the test draws others."""
     verdict: Verdict = "held"
     violations: tuple[Violation, ...] = ()
+    asserted: tuple[str, ...] = ()
     reason: str = ""
     peak: int | None = None
     budget: int | None = None

@@ -89,7 +89,7 @@ def collect(generation: int = 2) -> None:
     """Collect garbage, and let a Ctrl-C of that time through afterwards.
 
     Python ignores what a callback of the collector raises, and jax and hypothesis have one each: a `KeyboardInterrupt` in there is lost. pytest alone
-    loses it in the same way; but after each nesting we collect, so that a press falls in there often. What Python collects by itself is as ever.
+    loses it in the same way; but after each nesting we collect, so that a press falls in there often. Python collects at times of its own too: those presses are lost as ever.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

@@ -95,6 +95,11 @@ class FoundTracer:
     keeper: str = ""
     """The path of a function that captured it: see `Name`."""
 
+    @property
+    def trace(self) -> tuple[int, int]:
+        """The key of the trace that it is of."""
+        return graph.trace_key(graph.trace_identity(self.tracer))
+
 
 class Classes:
     """The openers and layouts of classes. Each class is looked at once."""

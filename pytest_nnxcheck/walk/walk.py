@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from types import CodeType, ModuleType
 from typing import TypeVar
 
@@ -76,6 +76,18 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     found.run([root for root, error in zip(named, errors, strict=True) if error])
     found.modules = tuple(sys.modules.values())
     return found
+
+
+def walk_anew(roots: list[tuple[str, object]]) -> Walk:
+    """A walk, and a second one without garbage where that finds tracers."""
+    return without_garbage(lambda: walk(roots), lambda seen: seen.tracers)
+
+
+def tracers_left(
+    roots: list[tuple[str, object]], earlier: Walk | None, alive: Container[tuple[int, int]]
+) -> tuple[FoundTracer, ...]:
+    """The tracers that are of no trace ``alive``, and held by more than garbage; ``earlier`` is a walk that found none."""
+    return without_garbage(lambda: tracers_since(earlier, roots, lambda leaked: leaked.trace not in alive))
 
 
 def tracers_since(
