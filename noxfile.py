@@ -203,7 +203,7 @@ def steady(session: nox.Session) -> None:
     What else comes after ``--`` goes to pytest: with fewer styles and transforms a run is quicker.
     """
     session.install(".[test]")
-    few = ["40", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
+    few = ["50", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
     session.run("python", "tests/steady.py", *(session.posargs or few))
 
 

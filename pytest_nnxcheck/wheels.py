@@ -106,11 +106,6 @@ def versions(compiler: Compiler) -> str:
     return next((f"{name} {there}" for name in names if (there := version(name))), "")
 
 
-def slice_devices(targets: Iterable[str]) -> int:
-    """The devices of the largest slice that is named; 1 where none is."""
-    return max((parse_target(word).devices for word in targets), default=1)
-
-
 def prepare(environment: MutableMapping[str, str], targets: Collection[str]) -> Callable[[], None]:
     """Set the variables that the compilers of targets need, where the user has not. Returns a function that puts the environment back.
 

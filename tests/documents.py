@@ -50,6 +50,8 @@ def outcome(nesting: str, verdict: str = "held", **more: Any) -> Outcome:
         more = {"peak": SPLIT.peak, "budget": budget, "evidence": EVIDENCE} | more
     if verdict == "violated":
         more = {"violations": (MEMORY,)} | more
+    if verdict in ("held", "violated"):
+        more = {"asserted": ("tracers", "updates", "memory", "donation")} | more
     return Outcome(Nesting.parse(nesting), verdict, seconds=0.25, **more)  # type: ignore[arg-type]
 
 

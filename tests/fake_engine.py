@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck import CheckError, Nesting, Outcome, Violation
+from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts
 from pytest_nnxcheck.core.peak import Buffer, OnTarget, Split
@@ -86,7 +87,9 @@ def check_call(subject, args, kwargs, *, nesting, settings, example, publish, ow
             raise TypeError("scan body must return a carry")  # noqa: TRY301
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        outcome = Outcome(nesting, "failed", reason=reason, error=type(error).__name__, notes=model.causes)
+        outcome = Outcome(
+            nesting, "failed", reason=reason, error=type(error).__name__, notes=model.causes, asserted=("tracers",)
+        )
         return Checked(None, outcome, error, facts)
     names = [name for name in settings.invariants if getattr(model, name, NEVER)(nesting)]
     broken = tuple(violation(name) for name in names)
@@ -96,7 +99,13 @@ def check_call(subject, args, kwargs, *, nesting, settings, example, publish, ow
         temporary = Buffer(peak - 300, f"uint8[{peak - 300}]", "temporary", "dot", ("model.py:7",))
         known = Evidence(Split(200, 200, peak - 300, 100, 0), buffers=(temporary,), targets=on_target(model))
     verdict = "violated" if broken else "held"
-    return Checked(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None, facts)
+    asserted = tuple(
+        row.name
+        for row in rows_of(settings.invariants)
+        if not row.compiled or (peak and (row.name, settings.donate) != ("donation", "none"))
+    )
+    outcome = Outcome(nesting, verdict, broken, asserted=asserted, peak=peak, budget=budget, evidence=known)
+    return Checked(output, outcome, None, facts)
 
 
 def install() -> None:

@@ -213,7 +213,7 @@ def lane(number: int, runs: range, tests: list[str], options: list[str], there: 
 def main() -> int:
     """Run the suite as often as asked, and say what differed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="?", type=int, default=40)  # each way twice: see `Way`
+    parser.add_argument("runs", nargs="?", type=int, default=50)
     parser.add_argument("--from", dest="start", type=int, default=0, help="the number of the first run")
     chosen, options = parser.parse_known_args()
     runs = range(chosen.start, chosen.start + chosen.runs)

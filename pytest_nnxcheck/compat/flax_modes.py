@@ -55,11 +55,6 @@ def with_refs(node: Any, *, ref: bool) -> Any:
     return copy
 
 
-def flax_version() -> str:
-    """The installed flax. All versions."""
-    return str(flax.__version__)
-
-
 def mode_flags() -> tuple[bool, bool]:
     """The present setting of flax: (graph, graph updates). All versions."""
     if not hasattr(nnx, "set_graph_mode"):
@@ -113,6 +108,6 @@ def require_modes(wanted: tuple[str, ...]) -> None:
     lacking = [mode for mode in wanted if mode not in modes()]
     if lacking:
         raise SettingError(
-            f"mode {lacking[0]!r} is not one of flax {flax_version()}, which has {', '.join(modes())}: write one of"
+            f"mode {lacking[0]!r} is not one of flax {flax.__version__}, which has {', '.join(modes())}: write one of"
             f" these, or install a newer flax (0.12.7 has {', '.join(MODES)})"
         )

@@ -220,11 +220,6 @@ def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
     return id(main), 0 if sublevel is None else int(sublevel.level)
 
 
-def tracer_kind(tracer: Any) -> str:
-    """The type of a tracer as jax names it, such as ``DynamicJaxprTracer``. All versions."""
-    return str(type(tracer).__name__)
-
-
 def tracer_line(tracer: Any) -> str:
     """The line that created a tracer, ``FILE:LINE (FUNCTION)``; empty where jax kept no line.
 

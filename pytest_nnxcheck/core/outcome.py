@@ -179,6 +179,8 @@ class Outcome:
     """The type of the exception, if the nesting raised."""
     facts: tuple[Note, ...] = field(default=(), metadata=UNRECORDED)
     """Facts that no invariant judges, and causes of a failure, as data."""
+    asserted: tuple[str, ...] = ()
+    """The invariants that it could have broken."""
     peak: int | None = None
     """The peak memory of the program, in bytes a device."""
     budget: int | None = None
@@ -226,11 +228,15 @@ class CallFacts:
     added: tuple[str, ...] = ()
     """The state that they add."""
     un_nested: tuple[UnNested, ...] = ()
+    without_arrays: tuple[str, ...] = ()
+    """The subjects that get no module and no array."""
 
     def __add__(self, later: CallFacts) -> CallFacts:
         """The facts of both, each once."""
         notes, added = dict.fromkeys(self.notes + later.notes), dict.fromkeys(self.added + later.added)
-        return CallFacts((*notes,), (*added,), (*dict.fromkeys(self.un_nested + later.un_nested),))
+        un_nested = dict.fromkeys(self.un_nested + later.un_nested)
+        without_arrays = dict.fromkeys(self.without_arrays + later.without_arrays)
+        return CallFacts((*notes,), (*added,), (*un_nested,), (*without_arrays,))
 
 
 NO_FACTS = CallFacts()

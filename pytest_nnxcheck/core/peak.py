@@ -5,10 +5,11 @@ Bytes are those of one device. Nothing here imports jax, flax, hypothesis or pyt
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Literal
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -311,6 +312,7 @@ class OnTarget:
     """The seconds to lower and compile."""
 
     @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> OnTarget:
-        """Read what JSON holds of one. Raises `LookupError` or `TypeError`."""
+    def of_json(cls, text: bytes) -> OnTarget:
+        """Read one. Raises `LookupError`, `TypeError` or `ValueError`."""
+        found = json.loads(text)
         return cls(**{**found, "split": found["split"] and Split(**found["split"]), "lost": tuple(found["lost"])})

@@ -29,13 +29,12 @@ from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.originals import leak, places_in
-from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject, on_arrays
-from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
-from pytest_nnxcheck.transforms.root import Root
+from pytest_nnxcheck.transforms.compose import Guards, Root, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.visit import FoundTracer
-from pytest_nnxcheck.walk.walk import holds_beside, walk
+from pytest_nnxcheck.walk.walk import holds_beside, recorded_since, walk
 from pytest_nnxcheck.xla import buffers
 from pytest_nnxcheck.xla.hlo import aliases
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
@@ -86,6 +85,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
         seen, tracers, touched = run(call, root, guards, state, how)
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Leak, ...] = ()
+    recorded = tuple(leak(left, None) for left in recorded_since(earlier, roots))
     # Lines are read before the places are put back: with them goes the last reference to what a tracer belongs to.
     if tracers:
         place_of, outermost = places_in(subject, seen.state), next(iter(nesting.layers), None)
@@ -100,6 +100,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
         jax.clear_caches()
     tree = subject.output_tree
     mutated = tuple(guards.mutated)
+    seen = replace(seen, recorded=recorded)
     return replace(seen, leaks=leaks, dropped=dropped, mutated=mutated, output_names=tree.names, rebuild=tree.rebuild)
 
 
@@ -254,7 +255,7 @@ def stage(root: Root, guards: Guards, state: Any, *, axes: bool = False) -> Stag
             with contextlib.nullcontext() if nesting.layers else taken_for_arrays(ours.keys()):
                 output = program(module, *inputs)
         finally:
-            leaks.extend(guards.dead(module, ours))
+            leaks.extend(subject.tracers(module, guards.earlier, ours))
         after = None
         with contextlib.suppress(TypeError, ValueError):  # flax has no place for what the call put there
             graph, after = (None, None) if leaks else flax_modes.split(module)
@@ -378,6 +379,14 @@ def tells(call: Call) -> bool:
         # Two plain calls have no transform that a trace could check.
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
+
+
+def traces(call: Call) -> bool:
+    """True if a trace may tell that the nesting holds, so that it need not run. An un-nested call is run where it costs little, or its values are needed."""
+    if not tells(call):
+        return False
+    runs = call.profile is UNKNOWN or call.example.values_needed or is_small(call)
+    return bool(call.nesting.layers) or not runs
 
 
 FEW = 8

@@ -17,8 +17,11 @@ from typing import Any
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat import compile_cache, staging, targets
 from pytest_nnxcheck.compat.compile_cache import canonical
+from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import Target, parse_target
+from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.peak import OnTarget, Split, least_copy
+from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import Program
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import copies_in
@@ -34,6 +37,15 @@ QUICK, DEFAULT = "O0", "default"
 """Efforts of a compiler. The compiler of a TPU is asked with the quick one first: most programs have room, and their verdict needs no better figure."""
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables that also decide how a program is compiled."""
+
+
+def is_for_targets(call: Call) -> bool:
+    """True if targets compile the nesting even if it passes on the CPU: the un-nested jit, one that is replayed, with ``thorough`` all."""
+    settings, layers = call.settings, call.nesting.layers
+    judged = settings.target and TARGETED & {*settings.invariants}
+    if not judged or not layers or not layers[0].row.compiles:
+        return False
+    return layers == (Layer(JIT, settings.styles[0]),) or settings.effort == "thorough" or settings.nesting is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +176,9 @@ class OnTargets:
         environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
         key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
         folder = compile_cache.folder_of_compiles()
-        kept = None if folder is None else Folder(folder, "-target.json", _to_bytes, _of_bytes)
+        kept = None if folder is None else Folder(folder, "-target.json", _to_bytes, OnTarget.of_json)
         return self.known.recall(key, judge, kept)
 
 
 def _to_bytes(on: OnTarget) -> bytes:
     return json.dumps(asdict(on)).encode()
-
-
-def _of_bytes(content: bytes) -> OnTarget:
-    return OnTarget.of_json(json.loads(content))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_nnxcheck.core.catalogue import GRAD, JIT
 from pytest_nnxcheck.core.facts import Observation
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.peak import Bound, Memory
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
-from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.transforms.bound import bound
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -24,13 +25,23 @@ class Ran:
     observation: Observation
     reference: Reference | None = None
     """The results of the same calls without the nesting, or of an un-nested call without its jits. `None` where no invariant compares values."""
-    baseline: Nesting | None = None
-    """The un-nested program that it is measured by. `None` where that cannot take the call."""
 
     @property
     def profile(self) -> Profile:
         """The facts of the un-nested call."""
         return self.call.profile
+
+    @property
+    def baseline(self) -> Nesting | None:
+        """The un-nested program that its memory is compared with: a jit over split and merge, which returns only the state that the call changes, or that of its
+        gradient. `None` un-nested, and where no trace takes the call.
+        """
+        layers = self.call.nesting.layers
+        if not layers or self.profile is UNKNOWN:
+            return None
+        grads = [layer for layer in layers if layer.row.pair == "gradients"][-1:]
+        inside = (Layer(GRAD, "jax_closure" if layer.captures else "functional") for layer in grads)
+        return Nesting((Layer(JIT, "functional"), *inside))
 
     @property
     def measured(self) -> bool:
@@ -42,7 +53,7 @@ class Ran:
         """The most bytes that the program of the nesting may take; `None` where none was measured."""
         baseline = self.un_nested_memory
         budget = self.call.settings.memory_budget
-        return bound(self.observation, self.profile, baseline, budget) if baseline else None
+        return bound(self.observation, self.call.profile, baseline, budget) if baseline else None
 
     @property
     def un_nested_memory(self) -> Memory | None:
@@ -51,7 +62,7 @@ class Ran:
         Nothing where the program of the nesting was not measured, or where the un-nested one does not run.
         """
         call, baseline, donate = self.call, self.baseline, self.call.settings.donate
-        if baseline is None or not self.measured:
+        if not self.measured or baseline is None:
             return None
         if baseline.layers == self.observation.nesting.layers:
             return self.observation.memory

@@ -154,10 +154,6 @@ class Reference:
         """The reference of one call."""
         return cls(meaning, evaluated.effect(subject, meaning), evaluated)
 
-    def from_start(self, subject: Subject, start: Start) -> Effect:
-        """The effect of the same calls from another start, made once it is asked for."""
-        return self.evaluated.effect(subject, self.meaning, start)
-
 
 def un_nested(meaning: Meaning, out: Any) -> Any:
     """The first element of every axis, as the un-nested call returns it."""

@@ -438,7 +438,11 @@ def saved(level: Level) -> Iterator[Saved]:
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
             carried, stacked = carried_and_stacked(eqn)
-            size = sum(nbytes(var.aval) for var in stacked if any(map(goes_back, level.users(var))))
+            size = sum(
+                nbytes(var.aval)
+                for var in stacked
+                if any(user.primitive.name == SCAN and user.params["reverse"] for user in level.users(var))
+            )
             if size:
                 steps = int(eqn.params["length"])
                 yield Saved(graph.equation_line(eqn), steps, size, steps * sum(nbytes(var.aval) for var in carried))
@@ -577,10 +581,6 @@ def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
     """The outputs of a scan: those that it carries, and those that have an axis for its steps."""
     _, carry = staging.scan_layout(eqn)
     return eqn.outvars[:carry], eqn.outvars[carry:]
-
-
-def goes_back(eqn: Any) -> bool:
-    return eqn.primitive.name == SCAN and bool(eqn.params["reverse"])
 
 
 def takes_one(eqn: Any, stack: Any) -> bool:

@@ -35,6 +35,12 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 ROW = InvariantRow("donation", order=30, severity=20, default=True, compiled=True, targeted=True, error="DonationLost")
 
 
+def asserts(ran: Ran) -> bool:
+    """True if buffers are donated, by the generated jit or by one inside the un-nested call, and jax does not keep their values."""
+    seen = ran.observation
+    return bool(seen.inside.consumed or (seen.moves and not jax.config.jax_debug_nans))
+
+
 def judge(ran: Ran) -> Iterator[Finding | Note]:
     """Judge the donation by the generated jit, or, for the un-nested call, that by its own jits."""
     seen = ran.observation

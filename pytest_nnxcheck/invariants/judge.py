@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.catalogue import InvariantRow, rows_of, severity
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Observation
-from pytest_nnxcheck.core.notes import Fact, Note
+from pytest_nnxcheck.core.notes import Note
 from pytest_nnxcheck.core.outcome import Finding, Violation
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants import donation, own
+from pytest_nnxcheck.subject.profile import UNKNOWN
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -29,6 +32,8 @@ class Judgement:
     """The error of an invariant of the user's own that could not judge; the first of several."""
     of_call: tuple[Note, ...] = ()
     """Notes on the call, reported once for all its nestings."""
+    asserted: tuple[str, ...] = ()
+    """The invariants that the run could have broken."""
 
 
 def judged(ran: Ran, invariants: Iterable[str]) -> Judgement:
@@ -36,11 +41,15 @@ def judged(ran: Ran, invariants: Iterable[str]) -> Judgement:
     violations: list[Violation] = []
     notes: list[Note] = [*donation.notes(ran.observation)]
     errors: list[CheckError] = []
+    asserted: list[str] = []
     for row in rows_of(invariants):
         if not can_judge(row, ran.observation, broken=bool(violations)):
             continue
-        if row.function is None:
-            said = [*importlib.import_module(f"pytest_nnxcheck.invariants.{row.name}").judge(ran)]
+        built_in = importlib.import_module(f"pytest_nnxcheck.invariants.{row.name}") if row.function is None else None
+        if asserts(row, built_in, ran):
+            asserted.append(row.name)
+        if built_in is not None:
+            said = [*built_in.judge(ran)]
         else:
             try:
                 said = [*own.judge(ran, row)]
@@ -55,12 +64,26 @@ def judged(ran: Ran, invariants: Iterable[str]) -> Judgement:
         notes=tuple(note for note in notes if not is_of_call(note)),
         error=errors[0] if errors else None,
         of_call=tuple(dict.fromkeys(note for note in notes if is_of_call(note))),
+        asserted=tuple(asserted),
     )
 
 
 def is_of_call(note: Note) -> bool:
     """True if a note is on the call, whatever its nesting."""
-    return isinstance(note, Fact) and note.of_call
+    return bool(getattr(note, "of_call", False))
+
+
+def asserts(row: InvariantRow, built_in: ModuleType | None, ran: Ran) -> bool:
+    """True if a run could have broken an invariant: it has arrays or makes some, and what the invariant is about, a compiled program or other values."""
+    subject, program = ran.call.subject, ran.profile.program
+    has_arrays = subject.input_names or graph.raw_leaves(subject.state) or graph.attributes(subject.state)
+    if not (has_arrays or ran.profile is UNKNOWN or program.equations or program.captured):
+        return False
+    of_its_own = getattr(built_in, "asserts", None)
+    if of_its_own is not None:
+        return bool(of_its_own(ran))
+    compares = row.values and built_in is not None
+    return not ((row.compiled and ran.observation.memory is None) or (compares and ran.reference is None))
 
 
 def can_judge(row: InvariantRow, observation: Observation, *, broken: bool) -> bool:

@@ -143,7 +143,7 @@ class Comparison:
         for start in (AGAIN, *nudges):
             if not any(difference.rounding for difference in different):
                 break
-            effect = self.reference.from_start(self.subject, start)
+            effect = self.reference.evaluated.effect(self.subject, self.reference.meaning, start)
             if start == AGAIN and (effect.error or self.every(replace(effect, before=got.before))):
                 # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
                 break

@@ -26,6 +26,11 @@ TWINS = {"jax.checkpoint": "nnx.remat"}
 """The transform of flax that does what one of jax does under another name."""
 
 
+def asserts(ran: Ran) -> bool:
+    """True for the un-nested call, which is judged for all nestings."""
+    return not ran.observation.nesting.layers
+
+
 def judge(ran: Ran) -> Iterator[Finding | Note]:
     """Judge the writes that no one gets, and the reads of the caller's own Variables past the arguments; counts of random numbers alone are a note."""
     if ran.observation.nesting.layers:

@@ -204,7 +204,7 @@ class Table:
 
 def read(path: Path, shown: str) -> tuple[Table, ...]:
     """The tables of a TOML file, or the tests of a report, which errors and entries call ``shown``. Raises `SettingError`."""
-    found = earlier.read(path, shown, "write a key and a reason for each, such as memory = 'jax#926'", toml=True)
+    found = earlier.read(path, shown, "write why it fails beside each key, such as memory = 'jax#926'", toml=True)
     if found is None:
         raise SettingError(f"cannot read {shown}: there is no such file")
     tables, lines = [], path.read_text(encoding="utf-8").splitlines()

@@ -139,9 +139,10 @@ def _prepare_environment(config: pytest.Config, parsed: argparse.Namespace) -> N
 
 def _of_slice(target: options.Given) -> options.Given | None:
     """The devices of the largest slice that is named; `None` where none is, or where the environment says how many to simulate."""
-    from pytest_nnxcheck import devices, wheels
+    from pytest_nnxcheck import devices
+    from pytest_nnxcheck.core.chips import parse_target
 
-    count = wheels.slice_devices(target.value)
+    count = max((parse_target(word).devices for word in target.value), default=1)
     return target._replace(value=count) if count > 1 and not devices.is_simulated(os.environ) else None
 
 

@@ -144,6 +144,9 @@ def _of_toml(text: str) -> dict[str, Any]:
             raise Unreadable(f": {pattern!r} is outside of a table: write the test above it, as {example}")
         if any(isinstance(reason, dict) for reason in table.values()):
             raise Unreadable(f": table {pattern!r} holds tables: put the node id in quotes, as a whole")
+        if wrong := [key for key, reason in table.items() if not isinstance(reason, str)]:
+            reason = shortly(table[wrong[0]])
+            raise Unreadable(f", table {pattern!r}: expected failure {wrong[0]!r} has the reason {reason}, not a text")
     return {
         "tests": [
             {"nodeid": pattern, "expected_failures": [{"key": key, "reason": reason} for key, reason in table.items()]}

@@ -81,6 +81,10 @@ class Head:
     expected_failures: tuple[ExpectedRecord, ...] = ()
     targets: tuple[OnTarget, ...] = ()
     """The worst program on each target."""
+    not_asserted: Mapping[str, str] = field(default_factory=dict)
+    """The invariants that no nesting could have broken, each with the reason."""
+    without_arrays: tuple[str, ...] = ()
+    """The subjects that are called with no module and no array."""
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     un_nested_peak: tuple[Row, ...] = ()
@@ -115,6 +119,7 @@ class NestingRecord:
     """True if hypothesis drew it: another edition of the test draws others."""
     verdict: Verdict = "held"
     violations: tuple[Violation, ...] = ()
+    asserted: tuple[str, ...] = ()
     reason: str = ""
     peak: int | None = None
     budget: int | None = None
@@ -158,7 +163,8 @@ class Record:
     @property
     def broken(self) -> str:
         """The problem of a failing test, in a few words: invariants, or the first line of its message."""
-        names = [violation.invariant for violation in self.shown.violations] if self.shown else []
+        names = ["interrupted"] * (self.head.outcome == "interrupted")
+        names += [violation.invariant for violation in self.shown.violations] if self.shown else []
         first = (self.head.message or self.head.outcome).partition("\n")[0].partition("  ")[0]
         return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
 

@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.catalogue import JIT, MODES, severity
+from pytest_nnxcheck.core.catalogue import JIT, MODES, InvariantRow, rows_of, severity
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row
+from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row, some
 from pytest_nnxcheck.reporting import memory_breakdown, target_rows, violations
 from pytest_nnxcheck.reporting.records import ExpectedRecord, Head, NestingRecord, Record, made, plain
 
@@ -62,6 +63,8 @@ class Report:
     """Advice on memory that the un-nested call could save."""
     un_nested: tuple[Row, ...] = ()
     """Rows of text on the memory of the un-nested call."""
+    without_arrays: tuple[str, ...] = ()
+    """The subjects that are called with no module and no array."""
 
     def program(self, outcome: Outcome | None = None) -> str:
         """Return the program that shows an outcome without the plugin, as text; empty if there is none.
@@ -112,12 +115,79 @@ class Report:
         return tuple(f"nnx {line}" for line in lines)
 
     @property
+    def lacks(self) -> dict[str, Lack]:
+        """The invariants that no nesting could have broken, each with the thing that was lacking; empty if a nesting failed, since others may not have run."""
+        if not self.outcomes or any(outcome.verdict in ("violated", "failed") for outcome in self.outcomes):
+            return {}
+        asserted = {name for outcome in self.outcomes for name in outcome.asserted}
+        rows = [row for row in rows_of(self.settings.invariants) if row.name not in asserted]
+        found = {row.name: lack(row, self) for row in rows}
+        if "arrays" in found.values():
+            return dict.fromkeys(found, "arrays")
+        return {name: lacking for name, lacking in found.items() if lacking is not None}
+
+    @property
+    def not_asserted(self) -> dict[str, str]:
+        """The same with the reasons in words."""
+        return {name: LACKS[lacking][0].format(donate=self.settings.donate) for name, lacking in self.lacks.items()}
+
+    @property
     def modes(self) -> dict[str, Verdict]:
         """The worst verdict in each mode of flax that nestings ran in; ``rejected`` if flax refuses the call in that mode."""
         return {mode: of_mode(outcomes) for mode, outcomes in by_mode(self.outcomes).items()}
 
     def __str__(self) -> str:
         return message(self, self.shown) if self.shown else "\n".join([*self.unexpected, head(self).summary])
+
+
+Lack = Literal["arrays", "program", "donated", "compared", "ended"]
+"""A thing that no nesting had, so that an invariant could not break."""
+
+LACKS: dict[Lack, tuple[str, str]] = {
+    "arrays": (
+        "the call gets no array, in a module or beside it, and computes nothing with jax",
+        "wrap a module, or a function that takes one, and call that with arrays: nnx_wrap(model)(x)",
+    ),
+    "program": ("no nesting has an outer jit", "add jit to the transforms, or tracers to the invariants"),
+    "donated": (
+        "no program donates a buffer (donate is {donate})",
+        "donate what the call changes, or add tracers to the invariants",
+    ),
+    "compared": ("no values were compared", "call it with arrays that have values, or add tracers to the invariants"),
+    "ended": ("no nesting ran to its end", "name other transforms, or add tracers to the invariants"),
+}
+"""The reason in words, and what to write instead."""
+
+
+def lack(row: InvariantRow, report: Report) -> Lack | None:
+    """The thing that no nesting had for an invariant; `None` where the settings say that nothing is donated, beside other invariants."""
+    held = [outcome.nesting.layers for outcome in report.outcomes if outcome.verdict != "rejected"]
+    if row.name == "donation" and report.settings.donate == "none":
+        return "donated" if report.settings.invariants == (row.name,) else None
+    if row.compiled and not any(layers and layers[0].row.compiles for layers in held):
+        return "program"
+    if row.name == "donation":
+        return "donated"
+    if row.values or row.runs:
+        return "compared"
+    return "arrays" if held else "ended"
+
+
+def nothing_asserted(report: Report) -> str:
+    """Why no invariant could have been broken, and what to write instead; empty if one could."""
+    if not report.lacks or any(outcome.asserted or outcome.expected for outcome in report.outcomes):
+        return ""
+    reasons = (f"{names} cannot be broken, {why}" for why, names in in_words(report.not_asserted).items())
+    cures = dict.fromkeys(LACKS[lack][1] for lack in report.lacks.values())
+    return f"{NOTHING}: {'; '.join(reasons)}: {'; '.join(cures)}"
+
+
+def in_words(not_asserted: Mapping[str, str]) -> dict[str, str]:
+    """The reasons why invariants were not asserted, each with their names."""
+    names: dict[str, list[str]] = {}
+    for name, why in not_asserted.items():
+        names.setdefault(why, []).append(name)
+    return {why: " and ".join(filter(None, [", ".join(of[:-1]), of[-1]])) for why, of in names.items()}
 
 
 def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
@@ -383,8 +453,16 @@ def worse(old: Outcome, new: Outcome) -> Outcome:
     if targets := worst_of_targets(on for each in (old, new) if each.evidence for on in each.evidence.targets):
         shown = replace(shown or Evidence(), targets=targets)
     seconds = old.seconds + new.seconds
+    asserted = tuple(dict.fromkeys([*old.asserted, *new.asserted]))
     return replace(
-        worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown, seconds=seconds
+        worst,
+        asserted=asserted,
+        peak=measured.peak,
+        budget=measured.budget,
+        notes=notes,
+        expected=keys,
+        evidence=shown,
+        seconds=seconds,
     )
 
 
@@ -473,6 +551,8 @@ def head(report: Report) -> Head:
         targets=worst_of_targets(
             on for outcome in report.outcomes if outcome.evidence for on in outcome.evidence.targets
         ),
+        not_asserted=report.not_asserted,
+        without_arrays=report.without_arrays,
         notes=report.notes,
         advice=report.advice,
         un_nested_peak=report.un_nested,
@@ -556,13 +636,28 @@ def modes_of(head: Head) -> str:
 
 def summary_of(head: Head) -> str:
     """One line: nestings run, their verdicts, the worst peak against its budget, whether the programs fit their targets."""
-    text = f"{counted(sum(head.counts.values()), 'nesting')}: {counts(head.counts) or 'none finished'}"
+    text = "interrupted after " if head.outcome == "interrupted" else ""
+    text += f"{counted(sum(head.counts.values()), 'nesting')}: {counts(head.counts) or 'none finished'}"
     text += f", {head.not_run} not run" if head.not_run else ""
     if head.peak is not None:
         budget = f", budget {format_bytes(head.budget)}" if head.budget is not None else ""
         text += f"; worst peak {format_bytes(head.peak)} ({head.peak_nesting}){budget}"
     text += f"; {target_rows.brief(head.targets)}" if head.targets else ""
+    for why, names in in_words(head.not_asserted).items():
+        text += f"; {names} not asserted: {why}"
+    if head.without_arrays:
+        text += f"; called with no module and no array: {some(head.without_arrays)}"
     return text + (f"; modes: {modes_of(head)}" if modes_of(head) else "")
+
+
+def not_passed(heads: Collection[Head]) -> str:
+    """``2 of 5 tests failed, 1 interrupted``; empty where pytest counts nothing against any."""
+    stopped = sum(head.outcome == "interrupted" for head in heads)
+    failed = sum(not head.passed for head in heads) - stopped
+    of = counted(len(heads), "test")
+    if failed:
+        return f"{failed} of {of} failed" + (f", {stopped} interrupted" if stopped else "")
+    return f"{stopped} of {of} interrupted" if stopped else ""
 
 
 def in_terminal(head: Head, width: int, *, verbose: bool) -> str:

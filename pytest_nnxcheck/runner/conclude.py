@@ -80,39 +80,13 @@ def proves_nothing(run: Run) -> str:
             f"nnx test made {missed} under {len(run.silent)} of {every}, {some(map(str, run.silent))}: call the object that"
             " nnx_wrap returned in every run of the body, and keep no result of it in a global, a cache or a fixture"
         )
-    if unasserted := _unasserted(run):
-        return f"{report.NOTHING}: {unasserted}"
     if report.nothing_checked(run.outcomes.values()) and not report.rejected_modes(run.report()):
         first = next(outcome for outcome in run.outcomes.values() if outcome.verdict == "rejected")
         if first.unfit:
             return f"{report.NOTHING}: no nesting can be run ({first.reason}): mend that, or name other transforms, or replay another nesting"
         styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
         return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
-    return ""
-
-
-def _unasserted(run: Run) -> str:
-    """Why no invariant could have been broken: only compiled programs break them, and there is none, or nothing is donated."""
-    asserted, outcomes = rows_of(run.settings.invariants), run.outcomes.values()
-    programs = [outcome.evidence.split for outcome in outcomes if outcome.evidence and outcome.evidence.split]
-    nothing_reused = bool(programs) and not any(program.aliased for program in programs)
-    if all(invariant.name == "donation" for invariant in asserted) and (
-        run.settings.donate == "none" or nothing_reused
-    ):
-        return (
-            "donation is checked for the arguments that the outermost jit donates, and no program reused a buffer"
-            f" (donate is {run.settings.donate}): donate what the call changes, or add tracers to the invariants"
-        )
-    judged = (outcome.nesting.layers for outcome in outcomes if outcome.verdict != "rejected")
-    if not all(invariant.compiled for invariant in asserted) or any(
-        layers and layers[0].row.compiles for layers in judged
-    ):
-        return ""
-    names = " and ".join(invariant.name for invariant in asserted)
-    return (
-        f"{names} can be checked in compiled programs alone, and no nesting has an outer jit: add jit to the"
-        " transforms, or tracers to the invariants"
-    )
+    return report.nothing_asserted(run.report())
 
 
 SHOWN = 4

@@ -47,7 +47,7 @@ from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.strategies import Exclusions
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.paste.files import Programs
+    from pytest_nnxcheck.paste.program import Programs
 
 
 @dataclass(eq=False)
@@ -118,6 +118,7 @@ class Run:
             self.not_run,
             advice=tuple(dict.fromkeys(text for call in calls for text in texts(call.advice))),
             un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
+            without_arrays=self.facts.without_arrays,
         )
 
     def _without_target(self) -> tuple[Note, ...]:

@@ -21,7 +21,7 @@ from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.subject.contents import compared_by_value
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.visit import MOST_OBJECTS, FoundTracer
-from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage
+from pytest_nnxcheck.walk.walk import Walk, walk, walk_anew
 from pytest_nnxcheck.xla.pointers import (
     byte_ranges,
     foreign_views,
@@ -67,7 +67,7 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
     """
     inputs = list(zip(subject.input_names, subject.inputs, strict=False))
     roots = [*subject.roots(subject.state), *inputs]
-    seen = without_garbage(lambda: walk(roots), lambda seen: seen.tracers)
+    seen = walk_anew(roots)
     if seen.tracers:
         return Originals(held=held_before(subject, seen.tracers))
     variables = [(subject.path(path), variable) for path, variable in graph.variables(subject.state)]
@@ -179,7 +179,7 @@ def leak(leaked: FoundTracer, layer: Layer | None, place: str = "") -> Leak:
     return Leak(
         path=leaked.path,
         holder=leaked.holder,
-        kind=graph.tracer_kind(tracer),
+        kind=type(tracer).__name__,
         type=describe(tracer.aval),
         line=graph.tracer_line(tracer),
         layer=str(layer or ""),

@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_state
 from pytest_nnxcheck.walk.fingerprint import Unknown, exact, fingerprint, show
 from pytest_nnxcheck.walk.visit import FoundTracer
-from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk, without_garbage
+from pytest_nnxcheck.walk.walk import Walk, tracers_left, walk
 from pytest_nnxcheck.xla.buffers import PROGRAM
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -182,11 +182,12 @@ class Subject:
         return [*nodes, *self.opened, *self.static, (function_name(self.function), self.function)]
 
     def tracers(
-        self, state: Any, earlier: Walk | None = None, matters: Callable[[FoundTracer], bool] = lambda _: True
+        self, state: Any, earlier: Walk | None = None, alive: Container[tuple[int, int]] = ()
     ) -> tuple[FoundTracer, ...]:
-        """The tracers that matter, and are reachable from a copy of the state, other arguments, the code, or the output; ``earlier`` is a walk that found none."""
-        roots = [*self.roots(state), *self.output_tree.roots()]
-        return without_garbage(lambda: tracers_since(earlier, roots, matters))
+        """The tracers of traces that are not ``alive``, reachable from a copy of the state, other arguments, the code, or the output; ``earlier`` is a walk
+        that found none.
+        """
+        return tracers_left([*self.roots(state), *self.output_tree.roots()], earlier, alive)
 
     @contextlib.contextmanager
     def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[FoundTracer]]:

@@ -7,25 +7,30 @@ not work inside an outer trace on jax >= 0.5.) Guards read and bind no primitive
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from pytest_nnxcheck.compat import arrays, flax_modes, graph
-from pytest_nnxcheck.compat.arrays import in_type
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED
+from pytest_nnxcheck.compat import arrays, flax_modes, graph, staging
+from pytest_nnxcheck.compat.arrays import copied, in_type
+from pytest_nnxcheck.compat.staging import StagedJit
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.contents import diff
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, successors
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import layers
 from pytest_nnxcheck.transforms.custom import made_by
-from pytest_nnxcheck.transforms.layers import LENGTH, Plan, Program
+from pytest_nnxcheck.transforms.layers import LENGTH, Plan, Program, on_mesh
 from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import Walk
 
@@ -63,7 +68,7 @@ class Guards:
             try:
                 return program(state, *inputs)
             finally:
-                if dead := self.dead(state, self.live.pop()):
+                if dead := self.subject.tracers(state, self.earlier, alive=self.live.pop()):
                     self.reports.append(Blame(layer, dead))
 
         return guarded
@@ -73,10 +78,6 @@ class Guards:
         arriving = [*inputs, *(value for _, value in graph.raw_leaves(state))]
         traces = [graph.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if graph.is_tracer(leaf)]
         return {graph.trace_key(trace): trace for trace in traces}
-
-    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> tuple[FoundTracer, ...]:
-        """The tracers that belong to none of the traces that are alive."""
-        return self.subject.tracers(state, self.earlier, lambda leak: trace_of(leak) not in alive)
 
     @contextmanager
     def unchanged(self, layer: Layer, state: Any) -> Iterator[None]:
@@ -93,12 +94,8 @@ class Guards:
 
     def culprit(self, leak: FoundTracer) -> Layer | None:
         """The innermost layer that leaked this tracer, or one of its trace."""
-        trace = trace_of(leak)
-        return next((report.layer for report in self.reports if trace in map(trace_of, report.leaks)), None)
-
-
-def trace_of(leak: FoundTracer) -> tuple[int, int]:
-    return graph.trace_key(graph.trace_identity(leak.tracer))
+        of_trace = (report.layer for report in self.reports if any(leak.trace == left.trace for left in report.leaks))
+        return next(of_trace, None)
 
 
 def compose(
@@ -240,11 +237,6 @@ def stack(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct((LENGTH, *leaf.shape), leaf.dtype, sharding=sharding)
 
 
-def own_output(nesting: Nesting, out: Any) -> Any:
-    """The output of the call in that of the nesting, with the axes that the nesting gave it."""
-    return un_nest(nesting, out, lambda leaf: leaf)
-
-
 def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = None) -> Any:
     """The un-nested output: the first element of every axis (the call on the state as it was handed in), or another of your choice."""
     for layer in nesting.layers:
@@ -264,13 +256,107 @@ def first(leaf: Any) -> Any:
     return arrays.first(leaf)
 
 
-BASELINE = Nesting((Layer("jit", "functional"),))
-"""The un-nested jit: a jit over split and merge returns only the state that the call changes."""
+# --- the outermost jit: its arguments, and those that it donates
 
 
-def baseline_for(nesting: Nesting) -> Nesting:
-    """The un-nested program that the memory of a nesting is compared with."""
-    grads = [layer for layer in nesting.layers if layer.row.pair == "gradients"][-1:]
-    return Nesting(
-        (*BASELINE.layers, *(Layer(GRAD, "jax_closure" if layer.captures else "functional") for layer in grads))
-    )
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The jit of the outermost layer of a nesting, if that is one."""
+
+    subject: Subject
+    profile: Profile
+    nesting: Nesting
+    donate: str
+
+    @property
+    def style(self) -> str | None:
+        """Style of the outermost layer if that is a jit."""
+        layers = self.nesting.layers
+        return layers[0].style if layers and layers[0].row.compiles else None
+
+    @property
+    def takes_state(self) -> bool:
+        """True if it is handed the state, and captures none. An abstract one must be handed: a constant of a program has a value."""
+        return self.state_arguments > 0
+
+    @property
+    def state_arguments(self) -> int:
+        """The number of its arguments, from the first, that are the state."""
+        return {"argument": 1, "functional": 2}.get(self.style or "", 0)
+
+    @property
+    def donated_arguments(self) -> tuple[int, ...]:
+        """The numbers of the arguments that it donates. A functional one donates the leaves that the call changes, which are its first argument."""
+        first = self.state_arguments
+        holds_references = self.style == "argument" and self.profile.state.references
+        state = (0,) if first and self.donate != "none" and not holds_references else ()
+        return (*state, *(first + number for number in donated_inputs(self.subject, self.nesting, self.donate)))
+
+    def jit(self, run: Callable[[StagedJit], Any]) -> Callable[..., Any]:
+        """``jit(wrapper, f)`` that donates, and gives its program, traced and lowered, to ``run``.
+
+        ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and the numbers of
+        parameters line up with those of leaves.
+        """
+        donated = self.donated_arguments
+        options = {"donate_argnums": donated} if donated else {}
+
+        def jit(wrapper: Callable[..., Any], f: Callable[..., Any]) -> Any:
+            return staging.staged_jit(wrapper, marked(f), run, keep_unused=True, **options)
+
+        return jit
+
+    def handed(self, state: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The arguments of the program: the state, and inputs with an axis for every layer that takes one."""
+        inputs = stack_inputs(self.nesting, self.subject.inputs)
+        if self.takes_state and any(layer.row.on_mesh for layer in self.nesting.layers):
+            # Elsewhere jax moves them unasked, and refuses to mix captured ones with those of the mesh.
+            graphdef, leaves = flax_modes.split(state)
+            state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
+        # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
+        return state, tuple(map(abstract_leaf if self.subject.abstract else copied, inputs))
+
+    def donated(self, went_in: Mapping[Path, Any], inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
+        """Names and values of the leaves that it donates, before it does: of the state those that ``went_in``, and those that are written in place."""
+        if self.style is None:
+            return []
+        judged = self.profile.state.references
+        if self.takes_state and 0 in self.donated_arguments:
+            judged |= {*went_in} if self.style == "argument" else self.profile.state.changed
+        leaves = [(self.subject.path(path), value) for path, value in went_in.items() if path in judged]
+        numbers = donated_inputs(self.subject, self.nesting, self.donate)
+        return leaves + [(self.subject.input_names[number], inputs[number]) for number in numbers]
+
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the program's flat state parameters, in order."""
+        if not self.takes_state:
+            return ()
+        paths: Iterable[Path] = self.profile.state.paths
+        if self.style == "functional":
+            paths = sorted(paths, key=lambda path: path not in self.profile.state.changed)
+        elif not flax_modes.mode_flags()[0]:
+            paths = graph.flattened_paths(self.subject.state)
+        return tuple(self.subject.path(path) for path in paths)
+
+    def new_values(self, output: Any) -> dict[str, tuple[str, Any]]:
+        """The outputs that are new values of the donated inputs, each with its own name, by the names of the inputs."""
+        subject = self.subject
+        # With the axes that the nesting gave it.
+        own = jax.tree.leaves(un_nest(self.nesting, output, lambda leaf: leaf))
+        given = donated_inputs(subject, self.nesting, self.donate)
+        outputs = [(f"output{name}", leaf) for name, leaf in zip(self.profile.output.names, own, strict=False)]
+        return {
+            subject.input_names[number]: outputs[place]
+            for number, place in successors(subject, self.profile, self.donate).items()
+            if number in given and place < len(outputs)
+        }
+
+
+def marked(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function that the jit of a program traces: every stack inside the program ends at the frame of the wrapper."""
+
+    @functools.wraps(f)
+    def root(*args: Any) -> Any:
+        return f(*args)
+
+    return root

@@ -95,6 +95,11 @@ class FoundTracer:
     keeper: str = ""
     """The path of a function that captured it: see `Name`."""
 
+    @property
+    def trace(self) -> tuple[int, int]:
+        """The key of the trace that it is of."""
+        return graph.trace_key(graph.trace_identity(self.tracer))
+
 
 class Classes:
     """The openers and layouts of classes. Each class is looked at once."""
@@ -134,6 +139,9 @@ class Visit:
         self.places = Places()
         # Objects are kept, not only their ids, so that no id is used again while the walk is kept.
         self.seen: dict[int, Any] = {id(MISSING): MISSING}
+        # Mocks of `unittest.mock`, which the walk opens last, and the tracers that they recorded.
+        self.mocks: list[tuple[Name, Any]] = []
+        self.recorded: list[FoundTracer] = []
         # Objects that may change and have no place to compare: `Walk.since` opens them again.
         self.fleeting: list[tuple[Opener, Any, Name]] = []
         # False if there were too many objects, or one could not be read: the walk did not look behind it.

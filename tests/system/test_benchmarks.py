@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import figures, table, tasks
-from benchmarks.children import FACTS, Child, ChildError, start
+from benchmarks.children import FACTS, Child, ChildError, Sample, measure, start
 from benchmarks.figures import Ratio, Result, Series
 
 RATIO = Ratio("block", "default", "32001ee", (3.0, 1.0, 2.5), (10.0, 10.0, 5.0))
@@ -16,10 +17,44 @@ SERIES = Series("scanned", "layers", (2, 4), ((1.0, 3.0, 2.0), (4.0, 4.5, 5.0)))
 RESULT = Result("before", "jax 1", (RATIO,), (SERIES,), ("quick is left out",))
 
 
+def sample(label, cpu=1.0, **facts):
+    return Sample(label, cpu, 10 * cpu, 100 * cpu, facts)
+
+
 # --- the order
 
 
+def test_a_side_that_refuses_is_asked_once():
+    asked = []
+
+    def run(child):
+        asked.append(child.label)
+        return sample(child.label, **({"refused": "unknown setting x, write another"} if child.label == "B" else {}))
+
+    samples = measure([Child(label, (), Path()) for label in "AB"], 3, run)
+    assert "".join(asked) == "ABAA"
+    assert figures.refusals(samples) == ("B is left out, unknown setting x",)
+
+
 # --- the figures
+
+
+def test_a_ratio_is_the_median_of_its_rounds_and_a_series_has_one_a_size():
+    assert RATIO.ratios == pytest.approx((0.3, 0.1, 0.5))
+    assert (RATIO.median, RATIO.spread) == (pytest.approx(0.3), pytest.approx((0.1, 0.5)))
+    assert Ratio("", "", "", (1.0, 3.0), (1.0, 1.0)).median == 2.0
+    assert SERIES.medians == (2.0, 4.5)
+
+
+def test_subjects_together_cost_the_sums_of_their_medians():
+    rows = [
+        Ratio("linear", "default", "floor", (1.0, 2.0, 9.0), (4.0, 4.0, 4.0)),
+        Ratio("block", "default", "floor", (10.0,), (20.0,)),
+        Ratio("block", "quick", "floor", (1.0,), (20.0,)),
+        Ratio("3 marked", "default", "floor", (100.0,), (1.0,)),
+    ]
+    (summed,) = figures.together(rows, ("linear", "block"))
+    assert (summed.over, summed.under, summed.median) == ("default", "floor", 12 / 24)
 
 
 # --- the tables

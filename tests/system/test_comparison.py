@@ -15,6 +15,7 @@ from benchmarks.comparison.programs import PROGRAMS
 from benchmarks.comparison.tools import NOTHING, TOOLS
 
 LEAKS = next(tool for tool in TOOLS if tool.name == "jax.checking_leaks")
+OURS = next(tool for tool in TOOLS if tool.name == "pytest-nnxcheck")
 
 
 def facts(outcome, message="", shown=()):
@@ -22,6 +23,14 @@ def facts(outcome, message="", shown=()):
 
 
 # --- the verdicts
+
+
+def test_a_failure_is_a_finding_where_the_tool_says_so_in_its_words():
+    assert LEAKS.verdict(facts("failed", "Exception: Leaked trace DynamicJaxprTrace")) == "found"
+    assert LEAKS.verdict(facts("failed", "TraceContextError: other trace level")) == "raises"
+    assert LEAKS.verdict(facts("passed", "Leaked trace")) == "passes"
+    assert OURS.verdict(facts("failed", "nnx invariant broken: memory  test_x")) == "found memory"
+    assert NOTHING.verdict(facts("failed", "Leaked trace")) == "raises"
 
 
 # --- the tables

@@ -1,9 +1,12 @@
 """The process stays as large as it was: what jax keeps of earlier tests goes, where it has become much, and nothing of the user's."""
 
+import contextlib
 import functools
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import jax
@@ -11,11 +14,12 @@ import jax.numpy as jnp
 import pytest
 
 from pytest_nnxcheck.runner import footprint
-from pytest_nnxcheck.runner.footprint import Footprint
+from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint
 
 linux = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the system does not say how large a process is"
 )
+MB = 2**20
 
 
 @pytest.fixture
@@ -32,6 +36,67 @@ def sized(monkeypatch):
     return sized
 
 
+@pytest.mark.parametrize(
+    "before, after, dropped",
+    [
+        (100 * MB, 100 * MB + LEAST, True),
+        (100 * MB, 100 * MB + LEAST - 1, False),
+        (4096 * MB, int(4096 * MB * GROWTH), True),
+        (4096 * MB, int(4096 * MB * GROWTH) - 1, False),
+        (4096 * MB, 10 * MB, False),
+        (0, 4096 * MB, False),  # the size at the beginning is not known
+    ],
+)
+def test_where_something_is_dropped(before, after, dropped, sized):
+    process = Footprint()
+    sized(before)
+    process.begin()
+    done = sized(after)
+    process.size = before
+    assert process.end() is dropped
+    assert done == ["caches", "pages"] * dropped
+
+
+def test_what_remains_is_what_the_next_tests_are_measured_by(sized):
+    process = Footprint()
+    sized(100 * MB)
+    process.begin()
+    sized(900 * MB)
+    process.begin()
+    assert process.size == 100 * MB
+    assert process.end()
+    done = sized(950 * MB)
+    done.clear()
+    assert not process.end()
+    assert not done
+
+
+def test_what_only_the_collector_finds_goes_too(sized):
+    class Node:
+        pass
+
+    process, node = Footprint(), Node()
+    node.itself, gone = node, weakref.ref(node)
+    sized(100 * MB)
+    process.begin()
+    sized(900 * MB)
+    gc.disable()
+    try:
+        del node
+        assert gone() is not None
+        process.end()
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@linux
+def test_the_size_is_that_of_the_system():
+    status = Path("/proc/self/status").read_text()
+    (told,) = [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:")]
+    assert footprint.resident() == pytest.approx(told, rel=0.05)
+
+
 def test_a_users_caches_stay(monkeypatch):
     @functools.lru_cache
     def built():
@@ -46,6 +111,18 @@ def test_a_users_caches_stay(monkeypatch):
     assert process.end()
     assert built() is known
     assert jitted(array).tolist() == compiled(array).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_held_back_and_is_as_it_was_afterwards(on):
+    (gc.enable if on else gc.disable)()
+    try:
+        with contextlib.suppress(KeyError), footprint.held_back():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is on
+    finally:
+        gc.enable()
 
 
 GROWS = """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
+import flax
 import pytest
 from checking import FEW, has_modes
 from fake_engine import RUNS, Model
 from healthy import FLAX
 
 from pytest_nnxcheck import TracerResidue, assert_invariants, check
-from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.errors import SettingError
 
 
@@ -23,7 +23,7 @@ def in_mode(*modes):
 
 @pytest.mark.skipif(FLAX >= (0, 12, 7), reason="flax 0.12.7 has all modes")
 def test_a_mode_that_this_flax_lacks(pytester, inner_args):
-    version = re.escape(flax_modes.flax_version())
+    version = re.escape(flax.__version__)
     wanted = rf"mode 'tree' is not one of flax {version}, which has current, graph: write one of these, or install a newer flax"
     with pytest.raises(SettingError, match=rf"^check\(\.\.\., modes=\.\.\.\): {wanted}"):
         check(Model(), 1, modes="graph,tree")

@@ -1,8 +1,8 @@
-"""Tracers that a test does not assert: the call gives what it computes, and a note says that they remain."""
+"""Invariants that a test asserts, and no nesting could break: the summary says so. Tracers that a test does not assert: a note says that they remain."""
 
 import jax.numpy as jnp
 import pytest
-from checking import call
+from checking import FEW, call
 from flax import nnx
 
 from pytest_nnxcheck import CheckError, check
@@ -44,6 +44,58 @@ def test_a_note_says_that_tracers_remain():
 
 def test_donation_alone_asks_for_a_call_that_donates():
     """A function of arrays has no state, which is what is donated by default; of its arguments one can be."""
-    with pytest.raises(CheckError, match=r"nothing was checked: donation is checked .* \(donate is state\)"):
+    with pytest.raises(CheckError, match=r"nothing was checked: donation .* \(donate is state\): donate what"):
         check(lambda x: x * 2, jnp.ones((2, 4)), invariants="donation", effort="quick")
     assert check(lambda x: x * 2, jnp.ones((2, 4)), invariants="donation", effort="quick", donate="all").ok
+
+
+class Constant(nnx.Module):
+    def __call__(self):
+        return 3
+
+
+LINEAR, ONES, TABLE = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), jnp.arange(4)
+
+
+def test_an_invariant_that_no_nesting_could_break_is_in_the_summary():
+    for transforms in ("eval_shape", "vmap,remat"):
+        report = check(LINEAR, ONES, transforms=transforms, **FEW)
+        assert report.ok
+        assert "; memory and donation not asserted: no nesting has an outer jit" in str(report)
+    said = "; donation not asserted: no program donates a buffer (donate is state)"
+    assert said in str(check(lambda x: x * 2, ONES, transforms="jit", **FEW))
+    assert "not asserted" not in str(check(lambda x: x * 2, ONES, transforms="jit", donate="all", **FEW))
+
+
+@pytest.mark.parametrize("settings", [{}, {"donate": "none"}, {"invariants": "tracers"}, {"invariants": "memory"}])
+def test_what_the_settings_leave_out_is_not_missed(settings):
+    assert "not asserted" not in str(check(LINEAR, ONES, transforms="jit", **FEW, **settings))
+
+
+def test_nothing_is_said_beside_a_failure():
+    assert "not asserted" not in str(check(Keeps(), ONES, transforms="scan", **FEW))
+
+
+@pytest.mark.parametrize("subject", [lambda: 1, lambda: "text", lambda: None, Constant(), lambda flag="on": flag])
+def test_a_call_without_arrays_checks_nothing(subject):
+    why = "nothing was checked: .* the call gets no array, .*: wrap a module, or a function that takes one"
+    with pytest.raises(CheckError, match=why):
+        check(subject, transforms="jit,scan", **FEW)
+
+
+@pytest.mark.parametrize(
+    "subject", [lambda: LINEAR(ONES), lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)), lambda: TABLE, lambda: jnp.ones(3)]
+)
+def test_a_call_that_makes_its_arrays_is_checked_and_the_summary_says_what_it_gets(subject):
+    report = check(subject, transforms="jit,scan", invariants="tracers,memory", **FEW)
+    assert report.ok
+    assert str(report).endswith("; called with no module and no array: <lambda>")
+
+
+def test_a_body_that_expects_the_exception_of_the_call_is_checked_for_tracers():
+    def refuses(x):
+        raise ValueError(x.shape)
+
+    found = call(refuses, ONES, nesting="jit")
+    assert found.outcome.verdict == "failed"
+    assert found.outcome.asserted == ("tracers",)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import bugs
+import jax
 import pytest
 from flax import nnx
 from healthy import FLAX, HEALTHY, Case
@@ -14,6 +15,7 @@ from leaky import LEAKY
 from wild import WILD
 
 from pytest_nnxcheck import Outcome, check
+from pytest_nnxcheck.core.catalogue import FURTHER
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -96,3 +98,21 @@ def test_one_that_holds_and_one_that_does_not_say_the_same(name):
 @pytest.mark.parametrize("name", CORPUS)
 def test_every_subject_says_the_same(name):
     same_with_and_without(CORPUS[name])
+
+
+def without_values(name: str) -> Callable[[], Case]:
+    def make() -> Case:
+        case = HEALTHY[name]()
+        return Case(case.subject, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.args))
+
+    return make
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", HEALTHY)
+def test_every_model_says_the_same_under_further_transforms_in_every_mode_and_without_values(name):
+    further = ("jit", *FURTHER)
+    same_with_and_without(HEALTHY[name], transforms=further, sweep="chains", styles="argument,functional")
+    if FLAX >= (0, 12, 7):  # flax before has one mode
+        same_with_and_without(HEALTHY[name], modes="graph_no_updates,tree", sweep="singles", max_examples=0)
+    same_with_and_without(without_values(name), sweep="chains")

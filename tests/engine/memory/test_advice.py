@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from checking import line
 from flax import nnx
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.peak import Buffer
+from pytest_nnxcheck.invariants.advice import LargeLine, Recast, Saved, Sizes, Stack, Waste, advice
 
 JIT = {"nesting": "jit"}
 
@@ -115,10 +118,11 @@ def test_a_nesting_of_the_gradient_asks_for_none_of_the_call():
 
 
 class Plain(nnx.Module):
-    """A perceptron whose layers are all called on one line."""
+    """A perceptron whose layers are all called on one line; ``wide`` is how much wider it is inside."""
 
-    def __init__(self):
-        kernels = [nnx.Linear(64, 64, rngs=nnx.Rngs(0)) for _ in range(4)]
+    def __init__(self, wide):
+        layers = [(64, 64)] * 4 if wide == 1 else [(64, 64 * wide), (64 * wide, 64)]
+        kernels = [nnx.Linear(*sizes, rngs=nnx.Rngs(0)) for sizes in layers]
         self.layers = nnx.Sequential(*(each for kernel in kernels for each in (kernel, nnx.gelu)))
 
     def __call__(self, x):
@@ -131,14 +135,61 @@ def trains(model, x, y):
 
 
 @pytest.mark.slow
-def test_what_the_layers_of_a_model_leave_for_the_backward_pass_is_no_line_of_its_own():
+@pytest.mark.parametrize("wide", [1, 4])
+def test_what_the_layers_of_a_model_leave_for_the_backward_pass_is_no_line_of_its_own(wide):
     x = jnp.ones((2048, 64))
-    for subject, *args in ((trains, Plain(), x, x), (Plain(), x)):
+    for subject, *args in ((trains, Plain(wide), x, x), (Plain(wide), x)):
         report = check(subject, *args, **JIT, memory_advice="fail")
         assert report.ok, report.advice
 
 
 # --- the rules, on figures
+
+RECAST = Recast(0, "m.py:2", "float32", "float32[50000]", 250_000, widens=True, looped=False)
+SCANS = Saved("m.py:3", 4, 1_000_500, 0)
+STACK = Stack("m.py:4", "float32[50000]", 65536, read=False)
+OUTPUT = Buffer(200_000, "float32[50000]", "output", "dot", ("m.py:9",))
+AT_LINE = Buffer(2_004_001, "float32[7,7]", "temporary", "dot", ("m.py:1",))
+
+
+def pieces(*live, **facts):
+    """The kinds and bytes of the advice on a peak of 2 MB of a call with a state of 1 MB."""
+    sizes = Sizes(state=1_000_000, inputs=1000, outputs=1000)
+    told = advice(2_001_000, [OUTPUT, *live], Waste(**facts), ["model.w", "model.v"], ["x"], sizes)
+    return [(type(piece), piece.bytes) for piece in told]
+
+
+def test_a_leaf_counts_from_a_quarter_of_the_state_on_where_its_buffer_is_at_the_peak():
+    assert pieces(recasts=(RECAST,)) == [(Recast, 250_000)]
+    assert pieces(recasts=(replace(RECAST, bytes=249_999),)) == []
+    assert pieces(recasts=(replace(RECAST, type="float32[7]"),)) == []
+
+
+def test_mixed_precision_is_no_waste_and_a_stack_that_a_loop_takes_is():
+    assert pieces(recasts=(replace(RECAST, widens=False),)) == []
+    assert pieces(recasts=(replace(RECAST, widens=False, looped=True),)) == [(Recast, 250_000)]
+
+
+def test_what_the_scans_of_a_line_save_counts_from_half_of_the_peak_on_without_their_carry():
+    assert pieces(saved=(SCANS,)) == [(Saved, 1_000_500)]
+    assert pieces(saved=(replace(SCANS, carried=1),)) == []
+    one = Saved("m.py:3", 4, 600_000, 10)
+    assert pieces(saved=(one, one)) == [(Saved, 1_200_000)]
+    assert pieces(saved=(one, replace(one, line="m.py:5"))) == []
+
+
+def test_a_stack_counts_from_the_floor_on():
+    assert pieces(stacks=(STACK,)) == [(Stack, 65536)]
+    assert pieces(stacks=(replace(STACK, bytes=65535),)) == []
+
+
+def test_a_line_counts_where_it_is_larger_than_all_that_goes_in_and_comes_out():
+    least = replace(AT_LINE, bytes=2_004_000)
+    assert pieces(AT_LINE) == [(LargeLine, 2_004_001)]
+    assert pieces(least) == pieces(least, least) == []
+    assert pieces(replace(AT_LINE, inserted=True)) == []
+    on_line = Stack("m.py:1", "float32[50000]", 70_000, read=True)
+    assert pieces(AT_LINE, stacks=(on_line,)) == [(Stack, 70_000)]
 
 
 # --- where it is shown

@@ -14,6 +14,7 @@ from healthy import assign, numbers, rngs
 from memory_evidence import shown
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.xla import buffers
 
 PLAIN = ["jit", "jit[functional]", "jit[closure]"]
 NESTED = [
@@ -184,3 +185,12 @@ def test_parameters_that_are_computed_with_in_float32_are_no_copy():
     found = call(model, jnp.ones((4, 256)), nesting="jit")
     assert found.outcome.verdict == "held", text(found)
     assert any(buffer.shape == "float32[256,256]" for buffer in found.outcome.evidence.buffers)
+
+
+def test_only_what_repeats_far_fewer_elements_is_a_broadcast():
+    def program(bias, x):
+        return jnp.broadcast_to(bias, (2, 8, 8, 1280)), jnp.broadcast_to(x, (2, 64, 1280)), jnp.sin(x)
+
+    compiled = jax.jit(program).lower(jnp.ones(1280), jnp.ones((64, 1280))).compile()
+    shapes = {buffer.shape for buffer in buffers.read(compiled).buffers if buffer.broadcast}
+    assert shapes == {"float32[2,8,8,1280]"}

@@ -181,3 +181,78 @@ def test_what_is_computed_from_a_parameter_is_no_copy(name):
     memory = memory_of(NO_COPIES[name], P, X)
     assert memory.named
     assert state_copies(memory, {STATE}) == ()
+
+
+JOINED = {
+    "behind one another": lambda p, q, x: x @ jnp.concatenate([p, q], -1),
+    "flattened": lambda p, q, x: jax.nn.relu(jnp.concatenate([p.ravel(), q.ravel()]) @ jnp.ones((16384, 3))) + x[0, :3],
+    "stacked for a scan": lambda p, q, x: lax.scan(lambda x, w: (jnp.tanh(x @ w) @ w.T, None), x, jnp.stack([p, q]))[0],
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_parameters_that_are_joined_into_one_array_are_named(name):
+    """Kept alive by a barrier: XLA would otherwise compute what needs no array at all."""
+    memory = memory_of(lambda p, q, x: lax.optimization_barrier(JOINED[name](p, q, x)), P, P + 1, jnp.ones((3, 64)))
+    (copy,) = [buffer for buffer in memory.buffers if len(buffer.parameters) > 1]
+    assert (copy.bytes, copy.parameters, copy.whole) == (2 * P.nbytes, (0, 1), True)
+    assert (copy.kind, "concatenate" in copy.through) == ("temporary", True)
+    assert copy not in state_copies(memory, {0, 1}), "some join them on purpose"
+
+
+NOT_JOINED = {
+    "each by itself": lambda p, q, x: jnp.concatenate([x @ p, x @ q], -1),
+    "one is computed": lambda p, q, x: x @ jnp.concatenate([p, q * 2], -1),
+    "one beside itself": lambda p, q, x: x @ jnp.concatenate([p, p], -1),
+    "one or the other": lambda p, q, x: x @ lax.cond(x[0, 0] > 0, lambda: p, lambda: q),
+    "one rolled": lambda p, q, x: x @ jnp.roll(p, x[0, 0].astype(int), 0),
+    "half of each": lambda p, q, x: x @ jnp.concatenate([p[:, :64], q[:, 64:]], -1),
+}
+
+
+@pytest.mark.parametrize("name", NOT_JOINED)
+def test_what_is_not_all_of_several_parameters_is_not_told_as_them(name):
+    memory = memory_of(NOT_JOINED[name], P, P + 1, jnp.ones((3, 64)))
+    assert memory.named
+    assert not any(len(buffer.parameters) > 1 or "concatenate" in buffer.through for buffer in memory.buffers)
+
+
+def test_two_parameters_that_change_places_are_no_copies():
+    memory = memory_of(lambda p, q: lax.fori_loop(0, 3, lambda i, pair: (pair[1], pair[0]), (p, q)), P, P + 1)
+    assert memory.temporaries >= 2 * P.nbytes
+    assert state_copies(memory, {0, 1}) == ()
+
+
+def test_a_part_of_a_parameter_is_named_and_is_not_whole():
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0), how="functional"))
+    memory = memory_of(run, state, *bugs.inputs_scan_over_remat())
+    (part,) = [buffer for buffer in memory.buffers if buffer.shape == "float32[128,128]"]
+    assert (part.parameters, part.whole) == ((0,), False)
+
+
+def test_a_copy_that_xla_inserts_has_no_line():
+    memory = memory_of(lambda p, x: (p, x + 1), P, X)
+    (copy,) = [buffer for buffer in memory.buffers if buffer.whole]
+    assert (copy.operation, source(copy)) == ("copy", "")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "bool", "complex64", "float8_e4m3fn"])
+def test_dtypes_are_named_as_in_jax(dtype):
+    memory = memory_of(lambda x: x, jnp.zeros((3, 5), dtype))
+    assert memory.buffers[0].shape == f"{dtype}[3,5]"
+
+
+class Doubled(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(128, 256, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+def test_the_line_is_the_users_not_that_of_flax():
+    run, state = functional(Doubled(nnx.Rngs(0)))
+    memory = memory_of(run, state, jnp.ones((32, 128)))
+    call = f"{near(__file__)}:{Doubled.__call__.__code__.co_firstlineno + 1}"
+    assert call in {source(buffer) for buffer in memory.buffers if buffer.kind in {"temporary", "output"}}
+    assert not any("flax" in source(buffer) for buffer in memory.buffers)

@@ -12,7 +12,8 @@ from rewritten_leaves import ALONE, CHANGES, Codebook, KeyCache, Ring
 from wild_training import optimizer_of, step_on_squares
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.invariants.advice import TWICE
+from pytest_nnxcheck.core.peak import Buffer
+from pytest_nnxcheck.invariants.advice import TWICE, HeldTwice, Sizes, Waste, advice
 
 JAX = jax.__version_info__[:2]
 JIT = {"nesting": "jit"}
@@ -198,3 +199,37 @@ def test_a_healthy_call_that_writes_large_leaves_gets_no_advice(name):
 
 
 # --- the rules, on figures
+
+
+THREE = [("temporary", "float32[50000]")] * 3
+
+
+def pieces(*facts, live=(("temporary", "float32[50000]"),) * 2, state=1_000_000):
+    held = [Buffer(200_000, shape, kind, "copy", ("m.py:9",)) for kind, shape in live]
+    told = advice(2_001_000, held, Waste(twice=facts), ["model.w", "model.v"], ["x"], Sizes(state, 1000, 1000))
+    return [(piece.names, piece.bytes) for piece in told]
+
+
+def fact(*leaves, line="m.py:2", types=("float32[50000]",), size=200_000):
+    return HeldTwice(leaves, "joined", line, types, size)
+
+
+def test_leaves_count_from_a_quarter_of_the_state_on_and_inputs_do_not():
+    assert pieces(fact(0), state=800_000) == [(("model.w",), 200_000)]
+    assert pieces(fact(0), state=800_001) == []
+    assert pieces(fact(2), fact(0, 2), state=800_000) == []
+
+
+def test_the_leaves_of_a_line_are_one_piece():
+    both = [(("model.w", "model.v"), 400_000)]
+    assert pieces(fact(0), fact(1), fact(0), live=THREE) == pieces(fact(0, 1, size=400_000)) == both
+    assert pieces(fact(0), fact(1, line="m.py:3")) == []
+
+
+def test_no_more_counts_than_the_temporaries_of_these_types_hold():
+    assert pieces(fact(0, size=300_000, types=("float32[7]", "float32[50000]"))) == [(("model.w",), 300_000)]
+    assert pieces(fact(0), fact(1), live=[("temporary", "float32[50000]")], state=800_000) == [
+        (("model.w", "model.v"), 200_000)
+    ]
+    for kind, shape in (("temporary", "float32[7]"), ("output", "float32[50000]")):
+        assert pieces(fact(0, size=300_000), live=[(kind, shape)] * 2) == []

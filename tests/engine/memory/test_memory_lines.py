@@ -257,3 +257,15 @@ def test_a_mask_that_numpy_makes_in_the_call_is_kept_nowhere():
 @pytest.mark.parametrize("cured", [Causal(jnp_lower), Causal(kept=jnp_lower(384))], ids=["jnp", "Variable"])
 def test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept(cured):
     assert check(cured, jnp.ones(SEQUENCE), nesting="jit").ok
+
+
+def test_equal_arrays_that_have_no_name_share_a_row_with_their_number():
+    def adds(x, step):
+        for _ in range(3):
+            x = x * jnp.asarray(np.arange(20_000.0, dtype=np.float32).reshape(5000, 4))[step]
+        return x
+
+    found = call(adds, jnp.ones((2, 4)), jnp.int32(0), nesting="jit")
+    assert "the call captures 234.4 KiB of constants" in text(found)
+    (row,) = rows(found, "captured")
+    assert row.startswith("3 x float32[5000,4] 78.1 KiB")

@@ -8,6 +8,7 @@ import weakref
 import bugs
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import wild_training
 from checking import some
@@ -211,3 +212,43 @@ def test_an_old_value_that_the_call_needs_beside_the_new_one_is_not_told(reread)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_cache_that_is_decoded_into_is_not_told(dtype):
     assert heard(lambda: donated_step(KeyCache(dtype), jnp.ones((2, 1, 64)), jnp.int32(3))) == ()
+
+
+def test_a_cache_that_tells_no_aliased_bytes_is_not_believed(monkeypatch):
+    from pytest_nnxcheck.compat.compile_cache import DIRECTORY, _set
+
+    monkeypatch.setattr(jax, "__version_info__", (0, 5, 3))
+    programs = WatchedPrograms(1)
+    with _set({DIRECTORY: "/somewhere"}), programs.of():
+        programs._hear(None, None)
+    assert "without their aliased bytes" in programs.unread
+    assert programs.take() == ()
+
+
+def test_what_cannot_be_read_ends_no_test():
+    programs = WatchedPrograms(1)
+    with programs.of():
+        programs._hear(object(), None)
+    assert programs.unread.startswith("AttributeError: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [nnx.jit, jax.jit])
+def test_a_static_argument_is_none_of_the_program(jit):
+    """A number or a flag among them may be one of the program: which is told by their count."""
+
+    def step(state, x, flag, scale):
+        y = bugs.call_twice(nnx.merge(graphdef, state), x)
+        return y * scale if flag else y
+
+    graphdef, state = nnx.split(bugs.ScanOverRemat(rngs()))
+    (x,) = bugs.inputs_scan_over_remat()
+    (program,) = heard(lambda: jit(step, static_argnums=(2,))(state, x, True, jnp.float32(2.0)))
+    assert program.copied > 500 * KIB
+    (program,) = heard(lambda: jit(step, static_argnums=(2, 3))(state, x, True, np.dtype("float32").itemsize))
+    assert program.copied > 500 * KIB
+
+
+def test_a_dtype_among_the_arguments_is_no_array():
+    """An initializer of jax is called with one."""
+    assert heard(lambda: nnx.Linear(256, 512, rngs=rngs())) == ()

@@ -167,3 +167,36 @@ def swapped(model, x):
 @pytest.mark.parametrize("name", some(HEALTHY, {"eval mode", "adapted, trained", "overwritten"}, pytest.mark.slow))
 def test_state_that_the_call_uses_or_little_that_it_does_not_is_no_advice(name):
     assert [piece for piece in HEALTHY[name]().advice if "neither reads" in piece] == []
+
+
+def test_nothing_of_two_objects_is_used():
+    model = linear()
+    (piece,) = check(lambda model, other, x: x * 2, model, linear(), X, **JIT).advice
+    assert "neither reads nor writes model, other;" in piece
+
+
+def test_from_a_tenth_of_the_state_on():
+    (piece,) = check(Decoder(spare=66), X, **JIT).advice
+    assert "model.spare" in piece
+    assert check(Decoder(spare=28), X, **JIT).advice == ()  # a tenth, and less than 64 KiB
+
+
+class Trees(nnx.Module):
+    """A Variable that holds two arrays, of which the call reads one, or none."""
+
+    def __init__(self) -> None:
+        self.pair = nnx.Variable({"a": jnp.ones(WIDTH), "b": jnp.ones((WIDTH, WIDTH))})
+        self.linear = linear()
+
+    def __call__(self, x):
+        return self.linear(x)
+
+    def adds(self, x):
+        pair = self.pair.get_value() if hasattr(self.pair, "get_value") else self.pair.value
+        return self.linear(x) + pair["a"]
+
+
+def test_a_variable_is_unused_as_a_whole_or_not_at_all():
+    assert check(Trees().adds, X, **JIT).advice == ()
+    (piece,) = check(Trees(), X, **JIT).advice
+    assert "neither reads nor writes model.pair;" in piece

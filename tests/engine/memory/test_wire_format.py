@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from compiling import P, X, compile_, stacked_again
+from compiling import P, X, compile_, memory_of, stacked_again
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.xla import buffers, hlo
 from pytest_nnxcheck.xla.buffers import read
@@ -162,3 +163,22 @@ def test_a_copy_goes_through_wider_floats_and_back(of_parameter, between, copied
         root=3,
     )
     assert buffers.origin(module, (3, ())).copied == copied
+
+
+def test_the_protos_alone_give_the_names(protos):
+    memory = read(compiled(*protos))
+    assert memory.named
+    assert memory.buffers == memory_of(stacked_again, P, X).buffers
+    assert memory.peak == 13 + memory.constants
+
+
+def test_a_backend_without_totals_is_an_error_not_a_zero():
+    with pytest.raises(CheckError, match="gives no memory analysis"):
+        read(SimpleNamespace(memory_analysis=lambda: None))
+
+
+def test_a_chain_of_copies_ends_at_its_parameter():
+    chain = [instruction(n, "copy", operands=(n - 1,)) for n in range(2, 5000)]
+    module = module_of(instruction(1, "parameter", parameter=3), *chain, root=4999)
+    found = buffers.origin(module, (4999, ()))
+    assert (found.parameters, found.copied) == ({3}, True)

@@ -113,11 +113,7 @@ class Block(nnx.Module):
 @pytest.mark.slow
 def test_a_model_above_the_floor_stays_below_1_2_of_its_expected_peak():
     example = Example()
-    for nesting in (
-        "jit > scan",
-        "jit > vmap[functional]",
-        "jit > while_loop",
-        "jit[functional] > scan > vmap > remat",
-    ):
+    singles = [f"jit > {layer}" for layer in LAYERS if layer.row.default]
+    for nesting in (*singles, "jit[functional] > scan > vmap > remat"):
         found = call(Block(nnx.Rngs(0)), numbers((16, 256)), nesting=nesting, example=example, memory_budget="1.2x")
         assert found.outcome.verdict == "held", f"{nesting}: {text(found)}"

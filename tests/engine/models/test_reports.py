@@ -6,7 +6,7 @@ import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, full, near, slow, some, text
+from checking import broken, call, full, near, some, text
 from flax import nnx
 from healthy import FLAX
 
@@ -16,12 +16,7 @@ JAX = jax.__version_info__[:2]
 OLD_FLAX = FLAX < (0, 10, 7)
 CLOSURE = "eval_shape[closure]"
 COPYING = "jit[functional] > call_first > scan[jax_closure]"
-COMBINATIONS = [
-    (False, False),
-    (True, True),
-    *(pytest.param(remat, not remat, marks=pytest.mark.slow) for remat in (False, True)),
-]
-SIZES = [4, pytest.param(100_000, marks=pytest.mark.slow)]
+COMBINATIONS = [(remat, scan) for remat in (False, True) for scan in (False, True)]
 
 
 def rngs() -> nnx.Rngs:
@@ -120,15 +115,12 @@ def test_4871_own_run_with_an_integer_names_the_path(nesting):
 
 
 @pytest.mark.parametrize("how", bugs.cures())
-@pytest.mark.parametrize(
-    "nesting", ["jit", *slow("jit > call_first"), *full("jit[functional]", "jit > scan", "jit > vmap")]
-)
+@pytest.mark.parametrize("nesting", ["jit", "jit > call_first", *full("jit[functional]", "jit > scan", "jit > vmap")])
 def test_a_cured_scan_holds(nesting, how):
     found = call(bugs.call_twice, bugs.ScanOverRemat(rngs(), how), *bugs.inputs_scan_over_remat(), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
 
 
-@pytest.mark.slow
 def test_one_call_in_the_subject_is_enough_for_the_sweep():
     report = check(bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat(), max_examples=0, styles="functional")
     assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations] == [
@@ -170,7 +162,7 @@ def test_4819_the_model_itself_under_while_loop(remat, scan):
 # Donated pointers
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", [4, 100_000])
 @pytest.mark.parametrize(
     "step, lost",
     [
@@ -186,7 +178,7 @@ def test_a_step_keeps_its_pointers_or_names_the_one_that_is_lost(step, lost, n):
     assert "pair.a" not in text(found)
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", [4, 100_000])
 def test_plain_arrays_are_donated_where_asked(n):
     arrays = (jnp.arange(n, dtype=jnp.float32), jnp.ones(n))
     assert call(bugs.arrays_step, *arrays, nesting="jit", donate="all").outcome.verdict == "held"
@@ -247,7 +239,7 @@ BUFFERS = {
 }
 
 
-@pytest.mark.parametrize("name", some(BUFFERS, ("spectral_norm",), pytest.mark.slow))
+@pytest.mark.parametrize("name", some(BUFFERS, ("batch_norm", "spectral_norm"), pytest.mark.slow))
 def test_926_modifiable_buffers_hold_and_keep_their_pointers(name):
     report = check(BUFFERS[name](), jnp.ones((4, 8)), styles="argument", effort="quick")
     assert report.ok, report

@@ -70,6 +70,77 @@ def test_peaks_on_targets_are_added_and_those_of_another_compiler_not_compared(r
     run(grown, "--nnx-baseline-any-stamp").assert_outcomes(failed=1)
 
 
+def test_on_a_target_too_it_is_told_what_shrank_and_the_cpu_is_compared_beside_it(run, peaks):
+    run(ON_V5E, UPDATE)
+    less = run(ON_V5E.replace("4000", "2000"))
+    assert section(less) == [
+        f"{PEAKS}: 1 nesting compared",
+        "1 nesting shrank by more than 5%: --nnx-baseline-update keeps the gain",
+    ]
+    more = ON_V5E.replace("on_target", "percent=110, on_target").replace("'singles'", "'pairs'")
+    run(more.replace("4000", "4400")).stdout.fnmatch_lines(
+        ["  peak        2200 B, was 2000 B: *", "  v5e         4400 B, was 4000 B: *"]
+    )
+    run(more.replace("percent=110, ", ""), UPDATE)
+    again = run(more.replace("4000", "4400"))
+    again.stdout.fnmatch_lines(
+        [
+            "  also grew   jit > jit   3300 B, was 3000 B: +300 B (+10.0 %), v5e",
+            "              4400 B, was 4000 B: +400 B (+10.0 %)",
+        ]
+    )
+
+
+@pytest.mark.parametrize("stamp, kept", [("", [[("h100", 4000, "libtpu 0.0.50.1")]]), ("jax", [[]])])
+def test_a_run_without_a_target_leaves_its_peaks_where_the_stamp_is_the_same(run, peaks, stamp, kept):
+    run(ON_V5E, UPDATE)
+    edit(peaks, '"v5e"', '"h100"')
+    assert section(run(JIT.replace("MORE", ""))) == [f"{PEAKS}: 1 nesting compared"]
+    if stamp:
+        edit(peaks, '"jax": "', '"jax": "0')
+    run(JIT.replace("MORE", "percent=120"), UPDATE)
+    assert (on_v5e(peaks), sizes(peaks)) == (kept, {"jit": 2400})
+
+
+def test_a_run_for_one_slice_of_a_chip_replaces_the_peaks_of_the_others(run, peaks):
+    run(ON_V5E, UPDATE)
+    edit(peaks, '"v5e"', '"v5e:2x4"')
+    run(ON_V5E, UPDATE)
+    assert on_v5e(peaks) == [[("v5e", 4000, "libtpu 0.0.50.1")]]
+
+
+# --- the tolerance -------------------------------------------------------------------------------------------------------
+
+HUGE = 10**17
+
+
+@pytest.mark.parametrize(
+    "before, now, tolerance, told",
+    [
+        (2000, 2100, "5%", ""),
+        (2000, 2120, "5%", "grew"),
+        (2000, 1900, "5%", ""),
+        (2000, 1880, "5%", "shrank"),
+        (2000, 2000, "0%", ""),
+        (HUGE - 1, HUGE, "0%", "grew"),
+        (HUGE + 1, HUGE, "0%", "shrank"),
+        (0, 2000, "5%", "grew"),
+        (1991, 2000, "0.5%", ""),
+        (1988, 2000, "0.5%", "grew"),
+    ],
+)
+def test_what_grew_and_what_shrank(run, peaks, before, now, tolerance, told):
+    """The peak of the model is 20 B a percent."""
+    run(JIT.replace("MORE", ""), UPDATE)
+    edit(peaks, '"peak": 2000', f'"peak": {before}')
+    result = run(JIT.replace("MORE", f"percent={now // 20}"), f"--nnx-memory-tolerance={tolerance}")
+    result.assert_outcomes(failed=told == "grew", passed=told != "grew")
+    lines = section(result)
+    assert [word for word in ("grew", "shrank") if f" {word} by more than {tolerance}" in "".join(lines)] == [
+        told
+    ] * bool(told)
+
+
 # --- draws ---------------------------------------------------------------------------------------------------------------
 
 DRAWS = """

@@ -1,13 +1,13 @@
 """The memory baseline in whole runs: created, compared, updated, stale.
 
-What is decided is tested in tests/unit/reporting/test_baseline_policy.py, a run with workers of xdist in tests/system/processes/test_runs.py.
+A run with workers of xdist is in tests/system/processes/test_runs.py.
 """
 
 import pytest
-from baselines import ERROR, GROWN, NEW_ONLY, OK, PEAKS, RENAMED, UPDATE, section, sizes
+from baselines import ERROR, GROWN, NEW_ONLY, OK, PEAKS, RENAMED, UPDATE, entries, section, sizes
 
 from pytest_nnxcheck.core.settings import DEFAULTS, TABLE, merge, names, parse_given
-from pytest_nnxcheck.plugin import baseline, progress
+from pytest_nnxcheck.plugin import baseline
 from pytest_nnxcheck.runner import strategies
 
 CHAINS = [nesting for nesting in strategies.sweep(DEFAULTS) if len(nesting) > 2]
@@ -188,8 +188,8 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("name", names("check"))
 def test_a_setting_narrows_a_run_that_leaves_out_nestings_by_it(name):
-    usual, count = progress.planned(DEFAULTS)
-    planned, others = progress.planned(merge(parse_given({name: OTHERWISE[name]}, str)))
+    usual, count = strategies.planned(DEFAULTS)
+    planned, others = strategies.planned(merge(parse_given({name: OTHERWISE[name]}, str)))
     assert TABLE[name].narrows == (others < count or not {*usual} <= {*planned})
 
 
@@ -206,3 +206,19 @@ def test_a_test_that_is_there_is_not_stale_whatever_became_of_it(run, peaks):
         assert ERROR not in result.outlines
         assert result.ret == status
     assert section(run("def test_x(): pass\n"))[-2:] == STALE
+
+
+GROUPED = """
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if hasattr(item, "_nodeid"):
+            item._nodeid += "@group"
+"""
+"""A conftest that adds to node ids, as older versions of xdist do for --dist=loadgroup where pytest lets them."""
+
+
+def test_a_test_whose_node_id_changes_after_its_collection_has_its_entries(run, peaks):
+    assert run(OK, UPDATE, conftest=GROUPED).ret == 0
+    assert {test for test, _ in entries(peaks)} == {"test_inner.py::test_x"}
+    assert section(run(OK, conftest=GROUPED)) == [f"{PEAKS}: 19 nestings compared"]
+    assert section(run(GROWN, conftest=GROUPED)) == [f"{PEAKS}: 19 nestings compared, 19 grew by more than 5%"]

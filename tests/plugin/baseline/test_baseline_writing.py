@@ -19,6 +19,92 @@ def test_a_partial_update_keeps_the_rest_and_what_the_file_is_by_now(run, peaks)
     assert [peak["t_new", "jit > call_first"], peak["other", "jit > call_first"]] == [3001, 3001]
 
 
+FEW = "@marked(max_examples=0, transforms='jit', styles='argument')\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
+PAIR = FEW + FEW.replace("test_x", "test_y")
+
+
+def peaks_of(path):
+    return {(test[-6:], nesting): entry["peak"] for (test, nesting), entry in entries(path).items()}
+
+
+def test_an_update_replaces_the_tests_that_passed_and_keeps_the_others(run, peaks):
+    run(PAIR, UPDATE)
+    passed = FEW.replace("Model()", "Model(percent=120)").replace("'jit'", "'jit,vmap'")
+    result = run(f"{passed}@pytest.mark.skip\n{FEW.replace('test_x', 'test_y')}", UPDATE)
+    assert section(result) == [f"{PEAKS} is written, 5 entries: 1 new, 2 changed"]
+    kept = {("test_y", "jit"): 2000, ("test_y", "jit > call_first"): 3000}
+    new = {("test_x", "jit"): 2400, ("test_x", "jit > call_first"): 3600, ("test_x", "jit > vmap > vmap"): 4800}
+    assert peaks_of(peaks) == new | kept
+
+
+def test_new_only_adds_and_changes_nothing(run, peaks):
+    run(FEW, UPDATE)
+    more = PAIR.replace("Model()", "Model(percent=80)").replace("'jit'", "'jit,vmap'", 1)
+    run(more, NEW_ONLY)
+    old = {("test_x", "jit"): 2000, ("test_x", "jit > call_first"): 3000}
+    new = {("test_x", "jit > vmap > vmap"): 3200, ("test_y", "jit"): 1600, ("test_y", "jit > call_first"): 2400}
+    assert peaks_of(peaks) == old | new
+    grown = run(FEW.replace("Model()", "Model(percent=120)"), NEW_ONLY, "-k", "test_x")
+    grown.assert_outcomes(failed=1)
+    assert section(grown)[0] == f"{PEAKS}: 2 nestings compared, 2 grew by more than 5%"
+
+
+def test_a_replay_leaves_it_open_whether_hypothesis_draws_its_nesting(run, peaks):
+    run(FEW.replace("max_examples=0", "max_examples=9"), UPDATE)
+    drawn = {nesting for (_, nesting), entry in entries(peaks).items() if "drawn" in entry}
+    assert drawn
+    grown = FEW.replace("Model()", "Model(percent=120)")
+    for nesting in (min(drawn), "jit", "jit > vmap"):
+        run(grown, UPDATE, f"--nnx-nesting={nesting}")
+    marked = {nesting for (_, nesting), entry in entries(peaks).items() if "drawn" in entry}
+    assert marked == drawn | {"jit > vmap"}, "of a new one nobody knows yet"
+
+
+def test_of_a_test_that_fails_after_all_only_what_was_compared_is_told(run, peaks):
+    run(FEW, UPDATE)
+    torn = "@pytest.fixture\ndef torn():\n    yield\n    raise ValueError\n" + FEW.replace(
+        "nnx_wrap)", "nnx_wrap, torn)"
+    )
+    wider = torn.replace("Model()", "Model(percent=80)").replace("'jit'", "'jit,vmap'")
+    assert section(run(wider)) == [f"{PEAKS}: 2 nestings compared"]
+    healthy = wider.replace("raise ValueError", "pass")
+    assert len(section(run(healthy))) == 3, "what shrank, and what is new"
+
+
+OF_ANOTHER_STAMP = {
+    "one did not run": (PAIR, ["-k", "test_x"], "and 1 test in it did not run (test_inner.py::test_y): run all of them"),
+    "several": (FEW.replace("test_x", "test_z"), ["-k", "test_z"], "and 2 tests in it did not run (test_inner.py::test_x, ...): run all *"),
+    "a replay": (PAIR, ["--nnx-nesting=jit"], "and 2 tests in it did not run (test_inner.py::test_x, ...): run all of them"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source, args, reason", OF_ANOTHER_STAMP.values(), ids=OF_ANOTHER_STAMP)
+def test_entries_of_two_stamps_are_never_in_one_file(run, peaks, source, args, reason):
+    run(PAIR, UPDATE)
+    old = peaks.read_text().replace('"jax": "', '"jax": "0')
+    peaks.write_text(old)
+    result = run(source, UPDATE, *args)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"{PEAKS} is not written: its stamp would change, jax 0* -> *, {reason}"])
+    assert peaks.read_text() == old
+
+
+def test_another_stamp_is_written_from_a_run_of_all_tests_without_those_that_were_skipped(run, peaks):
+    run(PAIR, UPDATE)
+    peaks.write_text(peaks.read_text().replace('"jax": "', '"jax": "0'))
+    result = run(f"{FEW}@pytest.mark.skip\n{FEW.replace('test_x', 'test_y')}", UPDATE)
+    assert section(result) == [f"{PEAKS} is written, 2 entries: 2 removed"]
+
+
+def test_a_run_that_measured_nothing_writes_no_new_file_and_leaves_an_old_one(run, peaks):
+    nothing = "def test_plain(): pass\n"
+    assert section(run(nothing, UPDATE)) == [f"{PEAKS} is not written: no test that uses nnx_wrap passed"]
+    run(FEW, UPDATE)
+    before = peaks.read_text()
+    assert section(run("@pytest.mark.skip\n" + FEW, UPDATE)) == [f"{PEAKS} is written, 2 entries: nothing changed"]
+    assert peaks.read_text() == before
+
+
 FAILS = {
     "def test_bad(): assert 0\n": "1 test failed",
     "@pytest.fixture\ndef f(): yield; raise ValueError\ndef test_bad(f): pass\n": "1 test failed",

@@ -166,3 +166,90 @@ def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known
     source = mark + BREAKS.replace("memory=has('jit')", "tracers=has('jit')")
     told = run_known(f'{KNOWN}"jit > jit > jit > jit > jit" = "x"\n', source).stdout.str()
     assert "ExpectedFailuresWarning" not in told
+
+
+# --- the file: what cannot be read, and which tests a table is for
+
+BAD_FILES = {
+    '["a"]\nmemry = "x"\n': "known.toml, table 'a': expected failure 'memry' names no known invariant or nesting: unknown word 'memry', did you mean 'memory'[?]",
+    '["a"]\nmemory = 3\n': "known.toml, table 'a': expected failure 'memory' has the reason 3, not a text: write why it fails *",
+    '["a"]\nmemory = []\n': "known.toml, table 'a': expected failure 'memory' has the reason [[]], not a text: write why it fails *",
+    '["a"]\nmemory = " "\n': "known.toml, table 'a': expected failure 'memory' has the reason ' ', write why it fails",
+    'memory = "x"\n': "known.toml: 'memory' is outside of a table: write the test above it, as [[]\"tests/test_model.py::test_block\"]*",
+    '[tests.model]\nmemory = "x"\n': "known.toml: table 'tests' holds tables: put the node id in quotes, as a whole*",
+    '["a"]\nmemory = "x\n': "known.toml is no TOML file: *line 2*",
+    '["a"]\n["a"]\n': "known.toml is no TOML file: *line 2*",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, message", BAD_FILES.items())
+def test_a_file_that_cannot_be_read_stops_the_run_and_says_what_to_write(run_known, text, message):
+    result = run_known(text, "raise SystemExit('collected')\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: option --nnx-expected-failures: {message}"])
+
+
+NAMED = """
+@marked(max_examples=0, transforms="jit")
+@pytest.mark.parametrize("name", ["1-2", "1-3"])
+def test_a(nnx_wrap, name): nnx_wrap(Model(memory=has("jit")))(1)
+
+class TestX:
+    @marked(max_examples=0, transforms="jit")
+    def test_a(self, nnx_wrap): nnx_wrap(Model(memory=has("jit")))(1)
+
+@marked(max_examples=0, transforms="jit")
+def test_ab(nnx_wrap): nnx_wrap(Model(memory=has("jit")))(1)
+"""
+TEST_A = {"test_a[1-2]", "test_a[1-3]"}
+
+
+@pytest.mark.parametrize(
+    "pattern, excused",
+    [
+        ("test_inner.py::test_a", TEST_A),
+        ("test_inner.py::test_a[1-2]", {"test_a[1-2]"}),
+        ("test_inner.py::Test*", {"TestX::test_a"}),
+        ("test_i?ner.py::*", TEST_A | {"TestX::test_a", "test_ab"}),
+        ("*::test_a", {"TestX::test_a"}),
+        ("x/test_inner.py::test_a", set()),
+    ],
+)
+def test_the_tests_that_a_table_is_for(run_known, pattern, excused):
+    result = run_known(f'["{pattern}"]\nmemory = "jax#926"\n', NAMED, "-rA")
+    assert {line.partition("::")[2] for line in result.outlines if line.startswith("PASSED ")} == excused
+    result.assert_outcomes(passed=len(excused), failed=4 - len(excused), warnings=not excused)
+
+
+@pytest.mark.parametrize(
+    "pattern, paths, warned",
+    [
+        ("a/test_t.py::test_x", ["a/test_t.py"], True),
+        ("a/test_t.py::test_x", ["a"], True),
+        ("a/test_t.py::test_x", ["."], True),
+        ("a/test_t.py::test_x", ["b", "a/test_u.py"], False),
+        ("a/no.py::test_x", ["b"], True),
+        ("a/*.py::test_x", ["a"], True),
+        ("a/*.py::test_x", ["a/test_t.py", "b"], False),
+        ("*::test_x", ["a", "b"], False),
+        ("*::test_x", ["."], True),
+    ],
+)
+def test_a_table_is_warned_of_where_the_run_looked_at_all_that_it_may_be_for(
+    run_known, pytester, pattern, paths, warned
+):
+    for name in ("a/test_t.py", "a/test_u.py", "b/test_v.py"):
+        (pytester.path / name).parent.mkdir(exist_ok=True)
+        (pytester.path / name).write_text(f"def test_{name[7]}(): pass\n")
+    result = run_known(f'["{pattern}"]\nmemory = "x"\n', "", "--rootdir=.", *paths)
+    assert ("ExpectedFailuresWarning: table" in result.stdout.str()) == warned
+
+
+def test_a_warning_names_the_line_of_its_table_and_not_that_of_a_similar_name(run_known):
+    """The name of one is part of another's that is above it."""
+    names = ['"t.py::test_block_cache"', ' "t.py::test_block" ', '"t.py::test_x[#1]"', "model"]
+    known = "# known\n" + "".join(f'[{name}]  # slow\nmemory = "x"\n\n' for name in names)
+    result = run_known(known, HOLDS)
+    lines = [line for line in result.outlines if "ExpectedFailuresWarning: table" in line]
+    told = {line.partition("known.toml:")[2].partition(":")[0]: line.split("'")[1] for line in lines}
+    assert told == {"2": "t.py::test_block_cache", "5": "t.py::test_block", "8": "t.py::test_x[#1]", "11": "model"}

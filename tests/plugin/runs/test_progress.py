@@ -99,6 +99,27 @@ def test_a_long_test_says_what_is_under_way(run_inner, patience, conftest, where
     assert "\x1b" not in result.stdout.str()
 
 
+@pytest.mark.parametrize(
+    "args, counted",
+    [
+        (["--nnx-nesting=jit > scan"], ["0 of 1"]),
+        (["--nnx-modes=graph,tree"], [f"{done} of 10" for done in range(10)]),
+        (["--nnx-sweep=pairs"], [f"{done} of 9" for done in range(9)]),
+    ],
+    ids=["replay", "modes", "pairs"],
+)
+def test_every_nesting_that_always_runs_has_its_place(run_inner, patience, args, counted):
+    patience(log=0)
+    result = run_inner(SUITE, *args)
+    assert said(result, re.compile(r"test_block  .+?  (\d+ of \d+)(?:, .*)?")) == counted
+
+
+def test_there_is_a_while_between_two_lines(run_inner, patience, monkeypatch):
+    patience(log=0)
+    monkeypatch.setattr(progress, "OFTEN", 1e9)
+    assert said(run_inner(SUITE), NOW_AND_THEN) == ["un-nested"]
+
+
 @pytest.mark.parametrize("name, value", [("CI", "true"), ("TERM", "dumb")])
 def test_a_terminal_that_nobody_attends_is_a_log(run_inner, patience, monkeypatch, name, value):
     patience(terminal=0)
@@ -133,3 +154,22 @@ def test_what_the_test_prints_stays_captured(run_inner, capture, failing):
     assert result.outlines.count("hello from the test") >= 1
     first = result.outlines.index("hello from the test")
     assert any("Captured stdout call" in line for line in result.outlines[:first])
+
+
+GONE = """
+def pytest_sessionstart(session):
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    def write_line(line, **more):
+        if line.startswith(("test_block", "  passed")) and "jit" in line:
+            raise BrokenPipeError
+        write(line, **more)
+    write, reporter.write_line = reporter.write_line, write_line
+"""
+
+
+@pytest.mark.parametrize("args", [[], ["-v"]], ids=["now and then", "-v"])
+def test_a_stream_that_is_gone_does_not_take_the_test_with_it(run_inner, patience, args):
+    patience(log=0)
+    result = run_inner(SUITE, *args, conftest=GONE)
+    result.assert_outcomes(passed=1)
+    assert said(result, NOW_AND_THEN) + said(result, OF_NESTING) == ["un-nested", "scan"]

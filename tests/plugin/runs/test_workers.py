@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-pytest.importorskip("xdist")
-
 SUITE = """
 import os
 
@@ -21,12 +19,34 @@ def test_ends(nnx_wrap):
 """
 
 
+WORKER = """
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config): config.workerinput = {}
+"""
+
+
+def test_a_worker_writes_no_file(run_inner, pytester):
+    """Its controller does: of all workers."""
+    asked = [
+        "--nnx-report=report.json",
+        "--nnx-baseline=peaks.json",
+        "--nnx-baseline-update",
+        "-p",
+        "no:rerunfailures",
+    ]
+    for conftest, files in ((WORKER, []), ("", ["peaks.json", "report.json"])):
+        run_inner(SUITE.replace("END", ""), *asked, conftest=conftest).assert_outcomes(passed=4)
+        assert sorted(path.name for path in pytester.path.glob("*.json")) == files
+
+
 @pytest.mark.parametrize(
     "end, outcome, said, nestings",
     [("os._exit(1)", "error", "crashed while running", 0), ("pytest.exit('enough')", "interrupted", "", 1)],
     ids=["crash", "interruption"],
 )
 def test_a_test_that_stops_its_worker_takes_no_other_with_it(run_inner, pytester, end, outcome, said, nestings):
+    pytest.importorskip("xdist")
     asked = [
         "--nnx-report=report.json",
         "--nnx-baseline=peaks.json",

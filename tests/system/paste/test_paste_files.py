@@ -11,7 +11,7 @@ import pytest
 from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
-from pytest_nnxcheck.paste.files import file_name
+from pytest_nnxcheck.paste.program import file_name
 
 # --- how a test is written
 

@@ -1,11 +1,18 @@
 """The file of a baseline: every form in which it is read, and what is said of one that cannot be."""
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.facts import Stamp
+from pytest_nnxcheck.core.peak import OnTarget, Split
+from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import baseline
+from pytest_nnxcheck.reporting.records import BufferRecord, Head, NestingRecord, Record, plain
+from pytest_nnxcheck.reporting.report import Report
 
 FIRST_FORM = """\
 {"pytest-nnxcheck memory baseline": 2, "jax": "0.5.3", "jaxlib": "0.5.3", "flax": "0.10.2", "platform": "cpu", "device": "cpu", "devices": "1"}
@@ -107,3 +114,78 @@ def test_any_text_is_a_baseline_or_an_error_that_names_the_file(tmp_path_factory
     else:
         told = "peaks.json"
     assert "peaks.json" in told
+
+
+# --- what is kept of a test, and what a message says of its buffers
+
+OLD, NEW = (Stamp(jax, "0.5.3", "0.10.2", "cpu", "cpu") for jax in ("0.5.3", "0.6.2"))
+
+
+def temporaries(*sizes, **more):
+    return tuple(BufferRecord(size, "float32[4]", "temporary", "dot", **more) for size in sizes)
+
+
+def nesting(buffers, *, test="t", peak=0, targets=()):
+    split = Split(0, 0, sum(each.bytes for each in buffers), 0, 0)
+    return NestingRecord(
+        test, "jit", verdict="held", peak=peak or split.peak, split=split, buffers=buffers, targets=targets
+    )
+
+
+def record(test, stamp, *nestings):
+    return Record(Head(test, outcome="passed"), measured=nestings, stamp=stamp)
+
+
+@pytest.mark.parametrize(
+    "before, now, rows",
+    [
+        ((64, 64), (64, 64, 64, 64), ["+ 2 x 64 B temporary float32[4] dot"]),
+        # A baseline names the three largest: a smaller one may have been there all along.
+        ((64, 32, 16, 8), (64, 32, 20, 16, 8, 4), ["+ 20 B temporary float32[4] dot"]),
+        # A report names the ten largest: a smaller one may be there still.
+        ((70, 50, 8), range(60, 50, -1), ["- 70 B temporary float32[4] dot"]),
+    ],
+)
+def test_a_buffer_that_nobody_named_is_neither_new_nor_gone(before, now, rows):
+    old, new = baseline.kept(nesting(temporaries(*before))), nesting(temporaries(*now))
+    request = baseline.Request("peaks.json", Fraction(0))
+    compared = baseline.compare(record("t", OLD, new), baseline.Baseline(OLD, {"t": {"jit": old}}), request)
+    text = baseline.message(compared, {"jit": old}, {"jit": new}, request, Report((), Settings(), test_id="t"))
+    told = [line.partition(" buffer ")[2].strip() for line in text.splitlines() if " buffer " in line]
+    assert [row for row in told if row[0] == rows[0][0]] == rows
+
+
+def test_what_is_kept_of_a_nesting():
+    buffers = (
+        *temporaries(64, 64, 16, 8),
+        *temporaries(64, name="model.k"),
+        BufferRecord(32, "float32[4]", "temporary", ""),
+    )
+    there = OnTarget("v5e", peak=4096, wheel="libtpu 0.0.50.1")
+    unmeasured = OnTarget("h100", left_out="a callback", wheel="jax-cuda12-pjrt 0.12.0.1")
+    found = baseline.kept(nesting(buffers, targets=(there, unmeasured, OnTarget("h200", peak=7))))
+    labels = [
+        "temporary float32[4] dot",
+        "temporary float32[4] dot, copy of model.k",
+        "temporary float32[4]",
+    ]
+    assert [(each.count, baseline.label(each)) for each in found.buffers] == [*zip([2, 1, 1], labels, strict=True)]
+    assert found.targets == (there,), "a target without a peak is not kept, nor one whose compiler nobody knows"
+    # Of two calls in one nesting the peak may be that of another than the parts.
+    other = baseline.kept(nesting(buffers, peak=5))
+    assert (other.peak, other.split, other.buffers) == (5, None, ())
+
+
+def test_a_baseline_is_of_processes_with_one_stamp():
+    records = [record("a", OLD, nesting(())), record("b", NEW, nesting((), test="b"))]
+    with pytest.raises(baseline.Refused, match=r"^its processes are not of the same versions .*: jax 0.5.3 -> 0.6.2$"):
+        baseline.renewed(None, records, baseline.Request("peaks.json", Fraction(0)))
+
+
+@pytest.mark.parametrize("name", ["\udcff", "a\u2028b", "\t\x1b[31m", "größe [é-日本]", '"\\u007c'])
+def test_a_test_of_any_name_is_on_one_line_that_a_terminal_can_show(read, name):
+    written = baseline.render(baseline.Baseline(OLD, {plain(name): {"jit": nesting((), test=plain(name))}}))
+    assert "".join(written.splitlines()).isprintable()
+    assert len(written.splitlines()) == 4 + written.count("nodeid")
+    assert [*read(written).tests] == [plain(name)]
+    assert baseline.on_one_line(name).isprintable()

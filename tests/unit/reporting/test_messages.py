@@ -216,7 +216,8 @@ def test_what_targets_say_comes_once_and_a_violation_that_found_nothing_keeps_it
 
 def held(*on, nesting="jit", verdict="held", **more):
     """An outcome that has compiled for targets, and nothing else."""
-    return Outcome(Nesting.parse(nesting), verdict, evidence=Evidence(targets=on), **more)
+    asserted = Settings().invariants
+    return Outcome(Nesting.parse(nesting), verdict, evidence=Evidence(targets=on), asserted=asserted, **more)
 
 
 def test_of_two_calls_the_worse_outcome_is_kept_and_the_seconds_add_up():
