@@ -450,7 +450,8 @@ def measured(
     if label not in compiled.read:
         compiled.read[label] = buffers.read(compiled.program, subject=label)
     memory, arguments = compiled.read[label].with_names(names), jax.tree.leaves(staged.arguments)
-    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, leaves=len(parameters))
+    outputs, returned = root.outputs(len(staging.open_jaxpr(staged.traced.jaxpr).outvars))
+    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, outputs=outputs, returned=returned)
 
     def split_of(jitted: Any) -> Split:
         return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))
