@@ -131,7 +131,6 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
         return tried.violations[0].hint
 
     assert hint_where(outcome) == ""
-    assert hint_where(None) == hint, "nobody tried"
     assert hint_where(replace(outcome, verdict="held", violations=())) == hint
 
 
