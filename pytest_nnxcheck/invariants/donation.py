@@ -14,7 +14,6 @@ import jax
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.compat.graph import is_variable, variable_value
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.facts import ArrayType, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting
@@ -140,9 +139,9 @@ def held_outside(call: Call) -> Pairs:
     own_variables = {id(variable) for _, variable in graph.variables(subject.state)}
     leaf = {id(array): subject.path(path) for path, array in graph.raw_leaves(subject.state)}
     outside = (
-        (leaf.get(id(variable_value(node))), path)
+        (leaf.get(id(graph.variable_value(node))), path)
         for path, node in (walked.nodes if walked else ())
-        if is_variable(node) and id(node) not in own_variables
+        if graph.is_variable(node) and id(node) not in own_variables
     )
     return tuple((name, path) for name, path in outside if name is not None)
 
