@@ -33,7 +33,7 @@ from pytest_nnxcheck.subject.subject import Subject, on_arrays
 from pytest_nnxcheck.transforms.compose import Guards, Root, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.visit import FoundTracer
-from pytest_nnxcheck.walk.walk import holds_beside, walk
+from pytest_nnxcheck.walk.walk import holds_beside, recorded_since, walk
 from pytest_nnxcheck.xla import buffers
 from pytest_nnxcheck.xla.hlo import aliases
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
@@ -84,6 +84,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
         seen, tracers, touched = run(call, root, guards, state, how)
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Leak, ...] = ()
+    recorded = tuple(leak(left, None) for left in recorded_since(earlier, roots))
     # Lines are read before the places are put back: with them goes the last reference to what a tracer belongs to.
     if tracers:
         place_of, outermost = places_in(subject, seen.state), next(iter(nesting.layers), None)
@@ -98,6 +99,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
         jax.clear_caches()
     tree = subject.output_tree
     mutated = tuple(guards.mutated)
+    seen = replace(seen, recorded=recorded)
     return replace(seen, leaks=leaks, dropped=dropped, mutated=mutated, output_names=tree.names, rebuild=tree.rebuild)
 
 
@@ -447,7 +449,8 @@ def measured(
     if label not in compiled.read:
         compiled.read[label] = buffers.read(compiled.program, subject=label)
     memory, arguments = compiled.read[label].with_names(names), jax.tree.leaves(staged.arguments)
-    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, leaves=len(parameters))
+    outputs, returned = root.outputs(len(staging.open_jaxpr(staged.traced.jaxpr).outvars))
+    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, outputs=outputs, returned=returned)
 
     def split_of(jitted: Any) -> Split:
         return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))

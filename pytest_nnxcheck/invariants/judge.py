@@ -12,7 +12,7 @@ from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.catalogue import InvariantRow, rows_of, severity
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import NestedCall, Observation
-from pytest_nnxcheck.core.notes import Fact, Note
+from pytest_nnxcheck.core.notes import Note
 from pytest_nnxcheck.core.outcome import Breach, Finding, Violation
 from pytest_nnxcheck.core.text import first_line, near
 from pytest_nnxcheck.engine.ran import Ran
@@ -73,7 +73,7 @@ def judged(ran: Ran, invariants: Iterable[str]) -> Judgement:
 
 def is_of_call(note: Note) -> bool:
     """True if a note is on the call, whatever its nesting."""
-    return isinstance(note, Fact) and note.of_call
+    return bool(getattr(note, "of_call", False))
 
 
 def asserts(row: InvariantRow, built_in: ModuleType | None, ran: Ran) -> bool:

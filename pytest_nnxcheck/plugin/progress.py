@@ -85,7 +85,9 @@ class Count:
     """The number of nestings that are done, and the time that the rest will take: a nesting that was ruled out unrun is done as well."""
 
     def __init__(self, settings: Settings) -> None:
-        self.places, self.total = planned(settings)
+        from pytest_nnxcheck.runner import strategies
+
+        self.places, self.total = strategies.planned(settings)
         self.done = 0
         self.ran = 0
         self.seconds = 0.0
@@ -107,17 +109,6 @@ class Count:
             return f"{self.done} of {self.total}"
         mean = self.seconds / (self.ran - 1)
         return f"{self.done} of {self.total}, about {rounded((self.total - self.done) * mean)} left"
-
-
-def planned(settings: Settings) -> tuple[dict[Nesting, int], int]:
-    """The place of every nesting that always runs, in their order, and how many nestings there are with the drawn ones."""
-    from pytest_nnxcheck.core.nesting import in_mode
-    from pytest_nnxcheck.runner import strategies
-
-    always = (settings.nesting,) if settings.nesting is not None else (Nesting(), *strategies.sweep(settings))
-    every = dict.fromkeys(nesting for mode in settings.chosen_modes for nesting in in_mode(always, mode))
-    drawn = settings.max_examples if settings.nesting is None and strategies.draws_any(settings) else 0
-    return {nesting: number for number, nesting in enumerate(every)}, len(every) + drawn
 
 
 def rounded(seconds: float) -> str:

@@ -635,7 +635,8 @@ def modes_of(head: Head) -> str:
 
 def summary_of(head: Head) -> str:
     """One line: nestings run, their verdicts, the worst peak against its budget, whether the programs fit their targets."""
-    text = f"{counted(sum(head.counts.values()), 'nesting')}: {counts(head.counts) or 'none finished'}"
+    text = "interrupted after " if head.outcome == "interrupted" else ""
+    text += f"{counted(sum(head.counts.values()), 'nesting')}: {counts(head.counts) or 'none finished'}"
     text += f", {head.not_run} not run" if head.not_run else ""
     if head.peak is not None:
         budget = f", budget {format_bytes(head.budget)}" if head.budget is not None else ""
@@ -646,6 +647,16 @@ def summary_of(head: Head) -> str:
     if head.without_arrays:
         text += f"; called with no module and no array: {some(head.without_arrays)}"
     return text + (f"; modes: {modes_of(head)}" if modes_of(head) else "")
+
+
+def not_passed(heads: Collection[Head]) -> str:
+    """``2 of 5 tests failed, 1 interrupted``; empty where pytest counts nothing against any."""
+    stopped = sum(head.outcome == "interrupted" for head in heads)
+    failed = sum(not head.passed for head in heads) - stopped
+    of = counted(len(heads), "test")
+    if failed:
+        return f"{failed} of {of} failed" + (f", {stopped} interrupted" if stopped else "")
+    return f"{stopped} of {of} interrupted" if stopped else ""
 
 
 def in_terminal(head: Head, width: int, *, verbose: bool) -> str:

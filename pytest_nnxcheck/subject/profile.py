@@ -25,6 +25,7 @@ from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describ
 from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
+from pytest_nnxcheck.jaxprs.copies import output_values
 from pytest_nnxcheck.subject import copies
 from pytest_nnxcheck.subject.contents import Contents, diff
 from pytest_nnxcheck.subject.subject import Key, Subject, numbered, on_arrays
@@ -48,6 +49,8 @@ class Output:
     """The numbers of the inputs that go into each array."""
     handed_out: tuple[int | None, ...] = ()
     """The number of the input that each array is, unchanged; None for an array that is none."""
+    leaves: tuple[int | None, ...] = ()
+    """The number of the leaf whose value each array is when the call has ended, see `leaves_returned`; None for an array that is none."""
     bytes: int = 0
     """The bytes of whole arrays, on several devices too: only a compiled program shows how outputs are sharded."""
 
@@ -283,7 +286,31 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
             frozenset(number for number in inputs if bits >> (leaves + number) & 1) for bits in evaluation.origins
         ),
         handed_out=tuple(source - leaves if source is not None and source >= leaves else None for source in sources),
+        leaves=tuple(leaves_returned(subject, evaluation, tree.names)),
     )
+
+
+def leaves_returned(subject: Subject, evaluation: Evaluation, names: Sequence[str]) -> Iterator[int | None]:
+    """The number of the leaf whose value each output is, as the call leaves it; None for an output that is none.
+
+    What the module keeps of the call is no such leaf: an input, an `nnx.Intermediate`, and the sole output of a call, which has no name, unless it is a parameter.
+    """
+    variables = dict(graph.variables(subject.state))
+    number_of = {key: number for number, key in enumerate(evaluation.before)}
+    handed_in, values = output_values(evaluation.jaxpr)
+    held = {
+        id(value): key
+        for key, value in zip(evaluation.after, values[len(names) :], strict=True)
+        if key in number_of and not isinstance(variables.get(key[0]), nnx.Intermediate)
+    }
+    for value in handed_in[len(number_of) :]:
+        held.pop(id(value), None)
+    for name, value in zip(names, values, strict=False):
+        key = held.get(id(value))
+        is_result = not name and key in evaluation.moved
+        yield (
+            None if key is None or (is_result and not isinstance(variables.get(key[0]), nnx.Param)) else number_of[key]
+        )
 
 
 def state_of(evaluation: Evaluation) -> StateUse:

@@ -336,6 +336,18 @@ class Root:
             paths = graph.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
 
+    def outputs(self, count: int) -> tuple[range, dict[int, int]]:
+        """The numbers of the outputs that the call returns, among ``count`` of the program, and the bytes of those that are the value of a leaf.
+
+        Every style returns the state first.
+        """
+        shapes = output_shapes(self.nesting.layers, self.profile, self.subject.inputs)
+        leaves, treedef = jax.tree.flatten(shapes)
+        numbers = range(count - len(leaves), count)
+        own = jax.tree.leaves(un_nest(self.nesting, jax.tree.unflatten(treedef, numbers), lambda leaf: leaf))
+        pairs = zip(own, self.profile.output.leaves, strict=False)
+        return numbers, {number: self.profile.state.sizes[leaf] for number, leaf in pairs if leaf is not None}
+
     def new_values(self, output: Any) -> dict[str, tuple[str, Any]]:
         """The outputs that are new values of the donated inputs, each with its own name, by the names of the inputs."""
         subject = self.subject

@@ -157,3 +157,12 @@ def test_a_variable_of_the_users_stays_and_is_put_back(machine, bare, own, kept)
     assert {name: seen[name] for name in own} == own | kept
     assert seen["TPU_SKIP_MDS_QUERY"] == "1"
     assert {name: os.environ[name] for name in own} == own
+
+
+def test_without_a_target_nothing_is_set_and_without_a_wheel_neither(machine, bare):
+    before, seen = dict(os.environ), {}
+    assert checked((), seen=seen) == ""
+    assert seen == before
+    machine(system="Darwin", processor="arm64")
+    assert checked("v5e").startswith("the compilers of TPUs and NVIDIA GPUs come as wheels for Linux")
+    assert dict(os.environ) == before
