@@ -77,7 +77,7 @@ def clones(ran: Ran) -> Pairs:
     call, walked = ran.call, ran.call.originals.walk
     if walked is None or not call.originals.shared or call.settings.donate != DEFAULTS.donate:
         return ()
-    types = {path: type(node) for path, node in walked.nodes if not is_variable(node)}
+    types = {path: type(node) for path, node in walked.nodes if not graph.is_variable(node)}
     places = {pair: holders(*pair) for pair in call.originals.shared}
     alike = [pair for pair, (one, two) in places.items() if one in types and types[one] is types.get(two)]
     if alike and ran.profile.program.inner_donations:
