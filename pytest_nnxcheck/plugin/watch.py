@@ -203,7 +203,7 @@ class WatchHooks:
         # Of the parameters of a test the first that called a module, in whatever order they ran.
         found = [result["to_mark"] for _, result in sorted(self.results.items(), reverse=True) if result["to_mark"]]
         unmarked = sorted({test["test"]: message.Unmarked(**test) for test in found}.values())
-        is_verbose = terminalreporter.config.get_verbosity() > 0
+        is_verbose = options.is_verbose(terminalreporter.config)
         for line in (*lines, count, *message.to_mark(unmarked, all_=is_verbose)):
             terminalreporter.write_line(line)
         if lines and not gathered.is_worker(terminalreporter.config):

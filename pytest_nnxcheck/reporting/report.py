@@ -35,7 +35,10 @@ _REASONS = {"failed": "raised", "rejected": "reason"}
 LONGEST_PROGRAM = 256 * 1024
 """Characters of a program to paste that a record takes in; a longer file is named by its path alone."""
 
-_RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
+_REPEATED = (
+    "the body runs many times with the same fixtures: if it depends on randomness, or on what it has left in tmp_path, make it repeat itself;"
+    " the nesting may not be the cause"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +327,7 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     if rest:
         rows.insert(0, ("nesting", f"{outcome.nesting}   {rest}"))
         if own and report.settings.nesting is None:
-            rows.append(("", _RANDOM))
+            rows.append(("", _REPEATED))
         rows += [("program", outcome.program)] if outcome.program else []
         rows.append(("replay", replay(report, outcome.nesting)))
     return "\n".join(row(*each) for each in rows)
