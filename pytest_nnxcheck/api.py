@@ -18,7 +18,7 @@ from pytest_nnxcheck import devices, wheels
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.paste import files
+from pytest_nnxcheck.paste import program
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.runner import conclude, execution, hypothesis_test
 from pytest_nnxcheck.runner.execution import running_for
@@ -203,7 +203,7 @@ def _run(
             wrapped(*args, **kwargs)
 
         called_by = None if frame is None else frame.f_back
-        texts = files.of_check(called_by, wrapped.__wrapped__, args, kwargs)
+        texts = program.of_check(called_by, wrapped.__wrapped__, args, kwargs)
         run = Run(chosen, programs=texts)
         error = _outcome(hypothesis_test.build(body, run, ()), run)
         run.forget()

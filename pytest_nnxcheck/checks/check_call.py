@@ -1,38 +1,76 @@
-"""One call under one nesting: prepared, observed, judged, and diagnosed where that is bad. The plugin and the public functions both come through here."""
+"""One call under one nesting, from the order to the outcome: prepared, looked at until no reason is left to look again, and put into an outcome.
+
+The plugin and the public functions both come through `check_call`. `again` has every reason to look once more, `outcome_of` every way in which a call ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
 
-from pytest_nnxcheck.checks import outcomes
-from pytest_nnxcheck.checks.outcomes import Checked, Seen
-from pytest_nnxcheck.compat import frames, refusals, targets
-from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED
+from pytest_nnxcheck.compat import frames, graph, refusals, targets
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
-from pytest_nnxcheck.core.facts import Leak, Observation
+from pytest_nnxcheck.core.facts import Evidence, Leak, Lost, Observation
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
-from pytest_nnxcheck.core.notes import Fact
-from pytest_nnxcheck.core.outcome import Listener, nobody
+from pytest_nnxcheck.core.notes import Fact, Mapped, Note, RaisedUnNested, ValueAsked
+from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
+from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.engine import trials
+from pytest_nnxcheck.core.text import first_line, some
+from pytest_nnxcheck.engine import causes, trials
 from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
 from pytest_nnxcheck.engine.observe import RUN, TRACED, How, observe, traces
 from pytest_nnxcheck.engine.on_targets import OnTargets, is_for_targets
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
+from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement, judged
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, in_arrays_alone, profile
 from pytest_nnxcheck.subject.subject import bind, signature
-from pytest_nnxcheck.transforms.compose import maps_written
+from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
+from pytest_nnxcheck.values.effects import UNCHANGED, alike
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of a checked call."""
+
+    output: Any
+    """The un-nested output."""
+    outcome: Outcome
+    error: BaseException | None = None
+    """The user's exception, if the call failed."""
+    facts: CallFacts = NO_FACTS
+    """The known facts of the call, whatever its nesting."""
+    run: Observation | None = None
+    """The run whose output the caller gets, until that has its structure again."""
+    state: Any = None
+    """The state whose values the user's objects get, until they have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A call under its nesting, as far as it was looked at."""
+
+    ran: Ran
+    judgement: Judgement = field(default_factory=Judgement)
+    looked: frozenset[str] = frozenset()
+    """The reasons for which it was looked at; none where every run would meet the tracers that are there, or a layer takes no such call."""
+    alone: Exception | None = None
+    """The exception of the call without the nesting, where the nesting was looked at for the tracers that it leaves beside that."""
+    in_arrays: bool = False
+    """True if it raises with the state in references alone."""
 
 
 class Unrestored(BaseException):
@@ -63,12 +101,12 @@ def check_call(
     call = Call(bound, nesting, settings, example, publish)
     if (bound.name, bound.code) in example.memo.unrestored:
         # Before its objects are looked at, which would find the same tracers, and blame what was there before the call.
-        return outcomes.outcome_of(not_restored(call))
+        return outcome_of(not_restored(call))
     # The list of mapped files is long: it is read once for each call of the body.
     looked_for = ("mapped", bound.label, len(example.places) + 1) in example.memo.first
     originals = look_at(bound, example.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
-        return outcomes.outcome_of(not_run(call, originals.held))
+        return outcome_of(not_run(call, originals.held))
     # Before the call is made: its own state is written when it has been judged.
     known = example.memo.known.setdefault(signature(bound, *originals.split), Known())
     call = with_earlier(replace(call, originals=originals, known=known))
@@ -76,12 +114,12 @@ def check_call(
         result = checked(call)
     except Unrestored as unrestored:
         call.memo.unrestored[bound.name, bound.code] = unrestored.leaks
-        result = outcomes.outcome_of(not_restored(call))
+        result = outcome_of(not_restored(call))
     finally:
         if bound.name in call.memo.own_jits:
             # The user's own object must not meet what a jit that it keeps captured under ours.
             jax.clear_caches()
-    return handed_back(call, replace(result, facts=outcomes.facts_of(call)))
+    return handed_back(call, replace(result, facts=facts_of(call)))
 
 
 def handed_back(call: Call, checked: Checked) -> Checked:
@@ -104,7 +142,7 @@ def checked(call: Call) -> Checked:
     try:
         seen = Seen(prepared(call))
     except Unfit as error:
-        return outcomes.outcome_of(Seen(Ran(call, replace(bare, error=error))))
+        return outcome_of(Seen(Ran(call, replace(bare, error=error))))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         seen = look_for_tracers(Seen(Ran(call, bare)), error)
     else:
@@ -112,7 +150,7 @@ def checked(call: Call) -> Checked:
         seen = look(seen, "first")
     while reason := again(seen):
         seen = look(seen, reason)
-    ended = outcomes.outcome_of(seen)
+    ended = outcome_of(seen)
     asserted = () if ended.outcome.verdict == "rejected" else seen.judgement.asserted
     return replace(ended, outcome=replace(ended.outcome, asserted=asserted))
 
@@ -190,7 +228,7 @@ def again(seen: Seen) -> Reason:
     maps = seen.alone is None and error is not None and maps_written(call.nesting)
     if maps and not state.restored and "restored" not in looked:
         return "restored"  # a vmap that failed may have to map leaves that the call writes and restores
-    if outcomes.raises_in_refs(seen) and "arrays" not in looked:
+    if raises_in_refs(seen) and "arrays" not in looked:
         return "arrays"  # whether references are at fault
     un_nested = not (call.nesting.layers or seen.in_arrays) and JIT in call.settings.transforms
     if error is not None and un_nested and "tracers" not in looked:
@@ -208,7 +246,7 @@ def look(seen: Seen, reason: Reason) -> Seen:
     call, how = seen.ran.call, RUN
     looked = seen.looked | {reason}
     if reason == "arrays":
-        return replace(seen, looked=looked, in_arrays=outcomes.holds_in_arrays(seen.ran))
+        return replace(seen, looked=looked, in_arrays=holds_in_arrays(seen.ran))
     raised = seen.ran.observation.error
     if reason == "tracers" and raised is not None:
         seen = replace(seen, looked=looked)
@@ -306,3 +344,289 @@ def without_jit(call: Call) -> Reference | None:
         call.settings.compares_values and not call.subject.abstract and call.profile.program.equations <= MOST_EQUATIONS
     )
     return Reference.of(call.subject, (), Evaluated(jits=False)) if compares else None
+
+
+# --- the outcome: one table of the ways in which a call ends, and what an outcome says
+
+LITTLE = 10 * 2**20
+"""Bytes below which the figures of a target say little: those of its own workspace, 4 MiB for a product of matrices on a GPU."""
+
+MUCH_MORE = 1.5
+"""Times the peak of the CPU. Of 96 programs of flax models one in twelve needs more on a TPU, and one in ninety on a GPU."""
+
+
+def outcome_of(seen: Seen) -> Checked:  # noqa: C901, PLR0912 - a table, a row each ending
+    """The end of a nesting, in the order of blame: what references cannot do, what broke, what a layer cannot take, what the user's code raises.
+
+    Raises `CheckError` where the call holds tracers for good, and the settings do not assert that there are none.
+    """
+    call, observation, judgement = seen.ran.call, seen.ran.observation, seen.judgement
+    nesting, error = call.nesting, observation.error
+    inside = [layer.transform for layer in nesting.layers if not layer.row.compiles]
+    match error:
+        case None if not seen.looked and seen.alone is None:
+            if not judgement.violations:
+                raise CheckError(
+                    f"{call.subject.name} holds tracers that the plugin cannot remove, in {some([leak.path for leak in observation.leaks])}: add "
+                    "tracers to the invariants"
+                )
+            return Checked(None, violated(seen))
+        case Exception() if seen.in_arrays and call.subject.in_refs and not inside:
+            # In the mode that puts the state there, nothing is checked if a jit alone raises.
+            return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
+        case Exception() if seen.in_arrays:
+            return left_out(call, Misfit("in references", other=first_line(error)))
+        case _ if seen.alone is not None and judgement.violations:
+            # Beside the user's exception: tracers, which explain it or come of it.
+            raised = first_line(seen.alone)
+            own = RaisedUnNested(raised) if "tracers" in seen.looked else raised
+            return Checked(None, violated(seen, (own,)), seen.alone)
+        case _ if seen.alone is not None:
+            return failed(seen, seen.alone)
+        case None if judgement.error and not judgement.violations:
+            # Where the invariant read a value that was not computed, the body runs again with values, as after any exception.
+            words, name = str(judgement.error), type(judgement.error).__name__
+            return Checked(None, Outcome(nesting, "failed", reason=words, error=name), judgement.error)
+        case _ if error is None or judgement.violations:
+            return concluded(seen)
+        case _ if not nesting.layers:
+            # Un-nested there is nothing of ours around it.
+            return failed(seen, error)
+        case Unfit():
+            return left_out(call, error.misfit)
+        case _ if refusals.branch_in_a_loop(error, inside):
+            return left_out(call, Misfit("branch in a loop", jax.__version__))
+        case _ if not observation.leaks and (misfit := trials.refusing(call, error)):
+            return left_out(call, misfit)
+        case _ if nesting.captures and refusals.is_refusal(error) and not observation.leaks:
+            # Flax refused a closure layer, and left everything clean; without one the exception is the module's own.
+            return Checked(None, Outcome(nesting, "rejected", reason=first_line(error)))
+        case _:
+            return failed(seen, error)
+
+
+# --- a nesting that ended, or broke an invariant
+
+
+def concluded(seen: Seen) -> Checked:
+    """The outcome with the output, and the state after the call.
+
+    Tracers that nobody asserts keep nothing from the user but a state that holds them.
+    """
+    call, observation, judgement = seen.ran.call, seen.ran.observation, seen.judgement
+    broken, leaks = judgement.violations, observation.leaks
+    if not call.nesting.layers:
+        if not broken:
+            outcome = Outcome(call.nesting, "held", facts=judgement.notes)
+            return Checked(None, outcome, run=observation, state=observation.state)
+        # If tracers are left, a transform inside the call is at fault.
+        outcome = violated(seen, captured(call, leaking=True) if leaks else ())
+        return Checked(None, outcome, run=observation)
+    outcome = judged_outcome(seen)
+    if observation.error is not None or (leaks and broken):
+        return Checked(None, outcome)
+    spoiled = any(leak.place in ("variable", "module") for leak in leaks)
+    return Checked(None, outcome, run=observation, state=None if spoiled else observation.state)
+
+
+def violated(seen: Seen, explained: tuple[Note | str, ...] = ()) -> Outcome:
+    """The outcome of a call that broke an invariant, without figures."""
+    judgement, evidence = seen.judgement, Evidence(leaks=seen.ran.observation.leaks)
+    broken = tuple(replace(violation, explained=explained) for violation in judgement.violations)
+    return Outcome(seen.ran.call.nesting, "violated", broken, facts=notes_of(judgement), evidence=evidence)
+
+
+def judged_outcome(seen: Seen) -> Outcome:
+    """The verdict on a nesting, the figures, and their explanation."""
+    ran, judgement = seen.ran, seen.judgement
+    call, observation, bound = ran.call, ran.observation, ran.bound
+    notes: tuple[Note, ...] = (*call.known.notes, *of_targets(observation), *unasserted(ran), *judgement.of_call)
+    call.known.notes = tuple(dict.fromkeys(notes))
+    return Outcome(
+        nesting=call.nesting,
+        verdict="violated" if judgement.violations else "held",
+        violations=judgement.violations,
+        peak=observation.memory.peak if observation.memory else None,
+        budget=bound.budget if bound else None,
+        facts=(*of_holding(ran), *notes_of(judgement)),
+        evidence=evidence(ran, bound),
+    )
+
+
+def evidence(ran: Ran, bound: Bound | None) -> Evidence:
+    """The figures and facts of a nesting that reports keep."""
+    observation, un_nested = ran.observation, ran.un_nested_memory
+    before = un_nested.made if un_nested else ()
+    after = marked_as_added(observation.memory.made if observation.memory else (), before)
+    lost = {leaf.path for leaf in lost_leaves(observation)}
+    return Evidence(
+        split=observation.memory and observation.memory.split,
+        expected=bound.expected if bound else None,
+        un_nested=un_nested and un_nested.split,
+        buffers=after[:SHOWN],
+        places=by_line(after, before)[:SHOWN_LINES],
+        captured=ran.profile.program.captured[:SHOWN],
+        leaks=observation.leaks,
+        moves=tuple(
+            Lost(move.before.path, str(move.before.type), str(move.after.type) if move.after else "")
+            for move in observation.moves
+            if move.before.path in lost
+        ),
+        reusable=reusable(ran) if observation.memory else (),
+        targets=observation.targets,
+    )
+
+
+def reusable(ran: Ran) -> tuple[str, ...]:
+    """Inputs of a jit that were not donated, and whose type an output of the call has."""
+    subject, donated = ran.call.subject, {move.before.path for move in ran.observation.moves}
+    types = {describe(leaf) for leaf in ran.profile.output.types}
+    inputs = zip(subject.input_names, subject.inputs, strict=False)
+    return tuple(name for name, leaf in inputs if name not in donated and describe(leaf) in types)
+
+
+def notes_of(judgement: Judgement) -> tuple[Note, ...]:
+    """The notes, and the error of an invariant of the user's own beside a violation of another."""
+    return (*judgement.notes, *([str(judgement.error)] if judgement.error else []))
+
+
+def unasserted(ran: Ran) -> tuple[Fact, ...]:
+    """A note on tracers that remain, where the test does not assert that none does."""
+    if not ran.observation.leaks or "tracers" in ran.call.settings.invariants:
+        return ()
+    return (Fact("leaked", tuple(leak.path for leak in ran.observation.leaks)),)
+
+
+def of_holding(ran: Ran) -> tuple[Note, ...]:
+    """Notes on a nesting that was judged."""
+    observation, nesting, notes = ran.observation, ran.call.nesting, list[Note]()
+    if observation.dropped and observation.error is None:
+        leak = observation.dropped[0]
+        notes.append(Fact("left in merged", (leak.path,), leak.layer))
+    count = ran.profile.program.inner_donations
+    if count and any(layer.row.compiles for layer in nesting.layers):
+        notes.append(Fact("inner donations", count=count))
+    if still := not_moved(ran):
+        notes.append(Fact("not moved", still, str(nesting)))
+    return tuple(notes)
+
+
+def not_moved(ran: Ran) -> tuple[str, ...]:
+    """The leaves that a nesting left as they are, and the un-nested call changes. A reference counts if the same calls without the nesting give it another value."""
+    subject, state, observation = ran.call.subject, ran.profile.state, ran.observation
+    before, came_out = (dict(graph.raw_leaves(node)) for node in (subject.state, observation.state))
+    written = () if observation.abstract else state.references & state.changed & came_out.keys()
+    kept = {subject.path(path): path for path in written if alike(came_out[path], before[path])}
+    if kept:
+        calls = ran.reference.wanted if ran.reference else Evaluated().effect(subject, meaning_of(ran.call.nesting))
+        after = {name: leaf.value for name, leaf in calls.after.leaves.items() if leaf.value is not UNCHANGED}
+        kept = {name: path for name, path in kept.items() if name in after and not alike(after[name], before[path])}
+    return (*map(subject.path, observation.still), *kept)
+
+
+def of_targets(observation: Observation) -> Iterator[Fact]:
+    """Targets that could not compile the program, and those on which the un-nested program needs far more than on the CPU."""
+    held = observation.memory
+    for on in observation.targets:
+        if on.left_out:
+            yield Fact("left out on target", (on.target,), on.left_out)
+        if held is None or on.peak is None or len(observation.nesting) > 1:
+            continue
+        if on.peak > max(MUCH_MORE * held.peak, LITTLE):
+            yield Fact("peak on target", (on.target,), peaks=(on.peak, held.peak))
+
+
+# --- other ends
+
+
+def left_out(call: Call, misfit: Misfit) -> Checked:
+    """The outcome of a nesting that cannot take the call."""
+    return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
+
+
+def raises_in_refs(seen: Seen) -> bool:
+    """True if a nesting raises with the state in references, which may be at fault.
+
+    What a state that the user put into references raises without a layer, or under one jit, is the user's own; but the `nnx.jit` of graph mode
+    takes no abstract reference (flax 0.12.12).
+    """
+    call, observation, error = seen.ran.call, seen.ran.observation, seen.ran.observation.error
+    bare = all(layer.row.compiles for layer in call.nesting.layers)
+    ours = call.subject.in_refs or (call.profile.program.in_references and (call.subject.abstract or not bare))
+    refused = call.nesting.captures and refusals.is_refusal(error)
+    return ours and error is not None and not (refused or observation.leaks or isinstance(error, Unfit))
+
+
+def holds_in_arrays(ran: Ran) -> bool:
+    """True if the nesting ends with the same state in arrays, or flax refuses that."""
+    call = ran.call
+    with call.subject.undone(call.subject.state):
+        in_arrays = replace(call, subject=in_arrays_alone(call.subject))
+        raised = observe(in_arrays, call.nesting, How(donate="none")).error
+    return raised is None or (call.nesting.captures and refusals.is_refusal(raised))
+
+
+def failed(seen: Seen, error: Exception) -> Checked:
+    """The outcome of the user's own exception, explained in notes; or of flax's, for a thing that its mode cannot do."""
+    call, notes = seen.ran.call, tuple[Note, ...]()
+    nesting, subject = call.nesting, call.subject
+    if maps_written(nesting) and error is seen.ran.observation.error and not isinstance(error, CheckError):
+        written = sorted(call.profile.state.written, key=str)
+        notes = (Mapped(MAPPING, (*map(subject.path, written), *subject.input_names)),)
+    if refusals.is_mode_refusal(error, nesting.mode):
+        return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True, facts=notes))
+    facts = (*explained(call, error, seen.ran.observation), *notes)
+    outcome = Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, facts=facts)
+    return Checked(None, outcome, error)
+
+
+def explained(call: Call, error: Exception, observation: Observation) -> tuple[Note, ...]:
+    """The explanation of the user's exception: the leaked tracers, and the transform that captured a module."""
+    if refusals.asks_for_value(error):
+        return (ValueAsked(),)
+    is_refusal = refusals.is_refusal(error)
+    if not (is_refusal or refusals.is_tracer_error(error)):
+        return ()
+    left: Sequence[Note] = observation.leaks or observation.dropped
+    left = left or call.once("merged", lambda: causes.merged_inside(call.subject))
+    captures = captured(call) or (causes.captured_by_call(call.subject) if is_refusal else ())
+    return (*left[: causes.SHOWN], *captures)
+
+
+def captured(call: Call, *, leaking: bool = False) -> tuple[Note, ...]:
+    """The transforms that the call applies to a function which captured a graph node, one that holds tracers then; the same under every nesting."""
+    captures = call.once("captured", lambda: causes.captured(call.subject))
+    return tuple(capture for capture in captures if capture.leaks or not leaking)
+
+
+# --- whatever the nesting
+
+
+def facts_of(call: Call) -> CallFacts:
+    """The facts of the call that are known by now, whatever its nesting."""
+    subject, settings = call.subject, call.settings
+    profile, un_nested = call.known.profile, call.known.un_nested
+    without_arrays = () if subject.names or subject.input_names else (subject.name,)
+    running = tuple(row.name for row in rows_of(settings.invariants) if row.runs and subject.abstract)
+    notes: list[Note] = [*call.originals.notes, *([Fact("abstract", running)] if running else [])]
+    notes += call.known.notes
+    if profile is None:
+        return CallFacts((*notes,), (), () if un_nested is None else (un_nested,), without_arrays)
+    if profile.training.untrained:
+        notes.append(Fact("untrained", tuple(map(subject.path, profile.training.untrained)), subject.name))
+    if settings.compares_values and profile.program.equations > MOST_EQUATIONS:
+        notes.append(Fact("many equations", of=subject.name, count=profile.program.equations))
+    if (pairs := profile.state.in_one_array) and settings.asserts_donation:
+        notes.append(Fact("in one array", tuple(map(subject.path, pairs[0])), subject.name, len(pairs)))
+    state = profile.state
+    beside = state.changed - state.references if state.references and settings.asserts_donation else ()
+    if state.lost:
+        notes.append(Fact("lost in copies", tuple(sorted(map(subject.path, state.lost)))))
+    if beside:
+        notes.append(Fact("beside references", tuple(sorted(map(subject.path, beside)))))
+    if subject.in_refs and not state.references:
+        notes.append(Fact("nothing in references", of=subject.name))
+    if profile.program.written_twice:
+        notes.append(Fact("written twice", (profile.program.written_twice,)))
+    added = tuple(map(subject.path, profile.state.added))
+    return CallFacts((*notes,), added, () if un_nested is None else (un_nested,), without_arrays)

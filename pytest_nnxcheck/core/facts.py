@@ -137,6 +137,8 @@ class Observation:
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Leak, ...] = ()
     """Tracers that a layer left in a module which died with its trace: no harm, but worth a note."""
+    recorded: tuple[Leak, ...] = ()
+    """Tracers that a mock was handed: no state, but worth a note."""
     mutated: tuple[tuple[Layer, str], ...] = ()
     memory: Memory | None = None
     copies: Copies = NO_COPIES

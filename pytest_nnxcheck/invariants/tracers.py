@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS, InvariantRow
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.notes import HAND_ON, captured_by
+from pytest_nnxcheck.core.notes import HAND_ON, Note, captured_by
 from pytest_nnxcheck.core.outcome import Finding, InProgram, Moment, Violation, Words, uncounted
 from pytest_nnxcheck.core.text import Row
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROW = InvariantRow("tracers", order=10, severity=10, default=True, error="TracerResidue")
 
 
-def judge(ran: Ran) -> Iterator[Finding]:
+def judge(ran: Ran) -> Iterator[Finding | Note]:
     """Judge the tracers that leaked; those that died with an inner module are no violation, unless they killed the program.
 
     Where none leaked, judge the leaves that an ``eval_shape`` touched. Where it touched none, judge the user's own Variables that an ended trace made.
@@ -28,6 +28,7 @@ def judge(ran: Ran) -> Iterator[Finding]:
     from pytest_nnxcheck.compat import graph, refusals
 
     seen = ran.observation
+    yield from dict.fromkeys(HandedToMock(each.path, each.line) for each in seen.recorded)
     leaks = seen.dropped if refusals.is_tracer_error(seen.error) and not seen.leaks else seen.leaks
     if leaks:
         yield from (TracerLeft(leak.path, leak=leak, has_data=graph.has_data()) for leak in leaks)
@@ -129,6 +130,23 @@ class StateTouched(Finding):
 
     def last_rows(self) -> Iterable[Row]:
         return [("leaked by", str(self.layer))]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedToMock:
+    """A mock that was handed a tracer, which it keeps as the record of a test: a note."""
+
+    path: str
+    line: str = field(compare=False)
+    """The line that made the tracer; the same note under every nesting."""
+    of_call: ClassVar[bool] = True
+
+    def words(self) -> str:
+        made = f" (made at {self.line})" if self.line else ""
+        return (
+            f"{self.path} is a mock, and was handed a tracer{made}: what it replaces gets one too under any transform, where float() of it"
+            " raises; hand the value out of the call, or write jax.debug.callback"
+        )
 
 
 # --- the change to make, by what holds a tracer

@@ -3,20 +3,25 @@
 In the place of ``nnx_wrap`` the test gets a function that takes its arguments apart, as `bind` took them apart for the check: where each node and each
 array is among them is known, and written out. It runs the layers around a call of the test's own subject, and looks. `slicer` copies all other lines
 from source that exists: that of the user, of the layers, and of `looks`. The plugin writes the program before the nesting runs, so that a killed process
-leaves it behind.
+leaves it behind. A file that cannot be written never loses a run: it is said once, and the run goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import inspect
+import os
 import platform
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import flax
@@ -30,12 +35,13 @@ from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import FindingOnTarget, Moment, Outcome
+from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted, FindingOnTarget, Moment, Outcome
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import lay_out
+from pytest_nnxcheck.core.text import lay_out, near_to
 from pytest_nnxcheck.devices import FLAG
-from pytest_nnxcheck.paste import looks
+from pytest_nnxcheck.engine.example import CallStarted
+from pytest_nnxcheck.paste import looks, usage
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in, read, source_of
 from pytest_nnxcheck.paste.usage import STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import Report, found_rows, headline, replay
@@ -44,8 +50,7 @@ from pytest_nnxcheck.subject.plain_objects import Bare, Opened
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Nodes, Source, Subject
 from pytest_nnxcheck.transforms import layers
-from pytest_nnxcheck.transforms.compose import donated_inputs, layer_name, output_shapes
-from pytest_nnxcheck.transforms.root import Root
+from pytest_nnxcheck.transforms.compose import Root, donated_inputs, layer_name, output_shapes
 
 STAND_IN_TEXT = """def {}(subject, *args, kwargs=None, **settings):
     return nnx_wrap(subject)(*args, **(kwargs or {{}}))"""
@@ -465,3 +470,143 @@ def body_of(call: PastedCall, given: str) -> list[str]:
 def is_part(value: Any) -> bool:
     """True if a program takes a value as a whole."""
     return isinstance(value, Opened | Bare) or graph.is_graph_node(value)
+
+
+# --- the files: a draft of each call before it runs, and a file for each nesting that broke
+
+LONGEST = 60
+"""Characters of a name in a file name, before its hash: file systems take 255 of a name, and Windows 260 of a path."""
+KEPT = ("violated", "failed")
+
+
+class ProgramWarning(UserWarning):
+    """A program to paste could not be written."""
+
+
+def file_name(text: str) -> str:
+    """A name that every file system takes, and that no other text has: ``test_model.py-test_x-1f0c22ab``."""
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")
+    return f"{plain[-LONGEST:].lstrip('-.')}-{hashlib.blake2b(os.fsencode(ascii(text)), digest_size=4).hexdigest()}"
+
+
+@dataclass
+class Programs:
+    """The programs of one run."""
+
+    test: Report
+    """A report of the test without outcomes: its name, and how to run it."""
+    usage_of: Callable[[Any], Usage]
+    """Returns the way in which the body of an example, or the caller of a check, makes its calls."""
+    folder: Callable[[], Path] | None = None
+    """Returns the folder of the files; without one they are kept as text alone."""
+    near: Path | None = None
+    """The folder that their paths are shown relative to."""
+    place: tuple[str, int] = ("<check>", 1)
+    """The user's file and line, where warnings are shown."""
+    texts: dict[Nesting, str] = field(default_factory=dict)
+    """The programs of the nestings that broke."""
+    _body: Any = None
+    _call: PastedCall | None = None
+    """The present call of the body."""
+    _earlier: int = 0
+    """The number of calls before it, and before those in a row that are written in the same way."""
+    _alike: int = 0
+    """The number of these."""
+    _drafted: bool = False
+    _problem: str = ""
+
+    def listen(self, event: object) -> None:
+        """Write the program of each call before it runs: the call may take the process with it."""
+        if isinstance(event, BodyStarted):
+            self._body, self._call, self._earlier, self._alike, self._drafted = event.body, None, 0, 0, False
+        elif isinstance(event, CallStarted):
+            with self._harmless():
+                self._draft(event)
+        elif isinstance(event, BodyFinished):
+            with self._harmless():
+                self._finish(event.outcomes)
+
+    def with_program(self, outcome: Outcome) -> Outcome:
+        """The outcome of a nesting with its program, which now looks for what broke."""
+        call, broken = self._call, [violation.invariant for violation in outcome.violations]
+        if outcome.verdict not in KEPT or outcome.program or not (call or self._problem):
+            return outcome
+        with self._harmless():
+            if call is not None:
+                if broken and not looks_of(outcome, call):
+                    none = f"none: no program can look for {' and '.join(broken)} without the plugin"
+                    return replace(outcome, program=none)
+                path = self._path(str(outcome.nesting))
+                self.texts[outcome.nesting] = self._write(call, path, outcome)
+                return replace(outcome, program=self._shown(path))
+        return replace(outcome, program=f"not written: {self._problem}")
+
+    def _draft(self, event: CallStarted) -> None:
+        """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
+        call = PastedCall(
+            event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags()
+        )
+        last, self._call = self._call, call
+        if last is not None and last.subject is not call.subject:
+            if wrapped_text(call, Slice(), Looks()) == wrapped_text(last, Slice(), Looks()):
+                self._alike += 1
+                return
+            self._earlier, self._alike = self._earlier + self._alike + 1, 0
+        if self.folder is not None:
+            self._write(call, self._path("running"))
+
+    def _finish(self, outcomes: Mapping[Nesting, Outcome]) -> None:
+        """The body has ended: its draft goes, and a program of its nesting that has nothing to show."""
+        names = ["running"] if self._drafted else []
+        if self._call and ((nesting := self._call.nesting) not in outcomes or outcomes[nesting].verdict not in KEPT):
+            self.texts.pop(nesting, None)
+            names += [str(nesting)] * self._drafted
+        self._body, self._call, self._drafted = None, None, False
+        for path in filter(None, map(self._path, names)):
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where another program is in it
+                path.parent.rmdir()
+
+    def _path(self, name: str) -> Path | None:
+        return self.folder and self.folder() / file_name(self.test.test_id) / f"{file_name(name)}.py"
+
+    def _shown(self, path: Path | None) -> str:
+        """The path as the user types it, from the folder that paths are shown relative to."""
+        if path is None or self.near is None:
+            return str(path or "")
+        return near_to((str(self.near),), str(path))
+
+    def _write(self, call: PastedCall, path: Path | None, outcome: Outcome | None = None) -> str:
+        """Write the program of a call, into a file if there are files."""
+        self._drafted = True
+        others = f"< {self._earlier}" * bool(self._earlier)
+        if outcome is not None:
+            others = f"not in range({self._earlier}, {self._earlier + self._alike + 1})"
+        text = compose(call, others, self.usage_of(self._body), self.test, self._shown(path), outcome)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode("utf-8", "backslashreplace"))
+        return text
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Nothing that goes wrong here may cost the run: it is said once."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the user's code and file system may do anything
+            if not self._problem:
+                self._problem = one_line(f"{type(error).__name__}: {error}")
+                text = f"the programs to paste of {one_line(self.test.test_id)} cannot be written ({self._problem})"
+                with contextlib.suppress(ProgramWarning):
+                    warnings.warn_explicit(ProgramWarning(text), None, *self.place)
+
+
+# --- the programs of a check outside of pytest
+
+
+def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Programs:
+    """The programs of a `check`, as text: nobody said where files could go."""
+    name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
+    test = Report((), Settings(), test_id=f"check({name})")
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else Programs.place
+    return Programs(test, lambda _body: usage.of_check(frame, subject, args, kwargs), place=place)

@@ -18,7 +18,7 @@ from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.plugin import options, pytest_internals
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.paste.files import Programs
+    from pytest_nnxcheck.paste.program import Programs
     from pytest_nnxcheck.paste.usage import Usage
 
 COMPILES = "nnxcheck_compiles"
@@ -33,7 +33,7 @@ _folder = pytest.StashKey[Path | None]()
 
 def programs_of(item: Any, argument: str, typed: str) -> Programs:
     """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
-    from pytest_nnxcheck.paste import files, usage
+    from pytest_nnxcheck.paste import program, usage
     from pytest_nnxcheck.reporting.report import Report
 
     config = item.config
@@ -46,7 +46,9 @@ def programs_of(item: Any, argument: str, typed: str) -> Programs:
         return usage.of_test(body, origin)
 
     test = Report((), settings.Settings(), test_id=item.nodeid, argument=argument, options=typed)
-    return files.Programs(test, usage_of, functools.partial(folder_of_programs, config), config.invocation_params.dir)
+    path, line, _ = item.reportinfo()
+    folder, place = functools.partial(folder_of_programs, config), (str(path), (line or 0) + 1)
+    return program.Programs(test, usage_of, folder, config.invocation_params.dir, place)
 
 
 def folder_of_programs(config: Any) -> Path:

@@ -32,8 +32,8 @@ from pytest_nnxcheck.reporting import report, violations
 from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.checks.outcomes import Checked
-    from pytest_nnxcheck.paste.files import Programs
+    from pytest_nnxcheck.checks.check_call import Checked
+    from pytest_nnxcheck.paste.program import Programs
 
 
 def flatten(error: BaseException) -> Iterator[BaseException]:

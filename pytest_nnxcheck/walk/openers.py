@@ -16,6 +16,7 @@ import threading
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -196,6 +197,9 @@ _NOT_STATE = frozenset(
 
 
 def open_function(function: types.FunctionType, name: Name, visit: Visit) -> None:
+    if is_mock(dict.get(function.__dict__, "mock")):  # of `mock.create_autospec`
+        open_mock(function, name, visit)
+        return
     open_closure(function, name, visit)
     if is_library(dict.get(function.__globals__, "__name__")):
         visit.keep(name, snapshot.NAMES, (function.__dict__, ("__wrapped__",)))
@@ -270,6 +274,43 @@ def imported(name: str, namespace: dict[str, Any]) -> Any:
     package = dict.get(namespace, "__package__")
     relative = sys.modules.get(f"{package}.{name}") if type(package) is str and package else None
     return relative if relative is not None else sys.modules.get(name)
+
+
+# --- mocks ---------------------------------------------------------------------------------------------------------------
+
+
+def is_mock(value: object) -> bool:
+    """True for a mock of `unittest.mock`."""
+    return any(base is mock.NonCallableMock for base in raw.mro(type(value)))
+
+
+def open_mock(value: Any, name: Name, visit: Visit) -> None:
+    """Leave a mock to the end of the walk: it is no state, but the test's record of what it is handed, see `records_of`."""
+    visit.mocks.append((name, value))
+
+
+def records_of(value: Any, name: Name, visit: Visit) -> list[tuple[Name, Any]]:
+    """The data that a mock holds, its calls first, each under the name of what was called. The code behind a mock is none of it."""
+    if type(value) is types.FunctionType:
+        held = snapshot.paired(visit.keep(name, snapshot.DICT, value.__dict__))
+        calls = dict.get(value.__dict__, "mock_calls")
+    else:
+        stored = visit.classes.layout(type(value))
+        held = snapshot.attribute_items(stored, visit.keep(name, snapshot.ATTRIBUTES, (value, stored)))
+        calls = raw.class_dict(mock.NonCallableMock)["mock_calls"].__get__(value)
+    called = [(name.then(f".{call[0]}" if call[0] else ""), call) for call in calls or () if len(call) > 2]
+    data = [
+        (name if key.startswith("_") else name.then(step(key)), item)
+        for key, item in held
+        if key not in _ABOVE and (is_mock(item) or not issubclass(type(item), _BEHIND))
+    ]
+    return [*called, *data]
+
+
+_ABOVE = ("_mock_parent", "_mock_new_parent")
+"""Attributes by which a mock knows the one that it is an attribute of."""
+_BEHIND = (type, types.FunctionType, types.MethodType, types.BuiltinMethodType, functools.partial)
+"""Types of what a mock runs or replaces."""
 
 
 # --- classes -------------------------------------------------------------------------------------------------------------
@@ -427,6 +468,7 @@ _BY_BASE: dict[type, Opener] = {
     types.FrameType: open_frame,
     contextvars.ContextVar: open_context_variable,
     threading.local: open_thread_local,
+    mock.NonCallableMock: open_mock,
     **dict.fromkeys(FIELDS, open_fields),
     **dict.fromkeys(SUSPENDED, open_generator),
 }
@@ -446,6 +488,7 @@ _WHOLE = frozenset(
             types.ModuleType,
             raw.LruCache,
             threading.local,
+            mock.NonCallableMock,
             types.TracebackType,
             types.FrameType,
         ),

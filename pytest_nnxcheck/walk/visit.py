@@ -139,6 +139,9 @@ class Visit:
         self.places = Places()
         # Objects are kept, not only their ids, so that no id is used again while the walk is kept.
         self.seen: dict[int, Any] = {id(MISSING): MISSING}
+        # Mocks of `unittest.mock`, which the walk opens last, and the tracers that they recorded.
+        self.mocks: list[tuple[Name, Any]] = []
+        self.recorded: list[FoundTracer] = []
         # Objects that may change and have no place to compare: `Walk.since` opens them again.
         self.fleeting: list[tuple[Opener, Any, Name]] = []
         # False if there were too many objects, or one could not be read: the walk did not look behind it.

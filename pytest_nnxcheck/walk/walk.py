@@ -10,10 +10,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
 from types import CodeType, ModuleType
 from typing import TypeVar
 
-from pytest_nnxcheck.walk.openers import openers_for
+from pytest_nnxcheck.walk.openers import openers_for, records_of
 from pytest_nnxcheck.walk.raw_access import MISSING
 from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, FoundTracer, Name, Visit
 
@@ -58,7 +59,19 @@ class Walk(Visit):
         if later is None or later.tracers:
             return None
         later.places = self.places.and_those(later.places)
+        later.mocks = self.mocks + later.mocks
         return later
+
+    def open_mocks(self) -> None:
+        """Open what the mocks recorded. What is reached without them is open by now, so that a tracer in there is in a record alone."""
+        visit = Visit(self.classes)
+        visit.seen, visit.places, visit.mocks = self.seen, self.places, self.mocks
+        for name, mock in self.mocks:  # those that a mock holds are added meanwhile
+            for called, record in records_of(mock, name, visit):
+                visit.put(record, "mock", called)
+                visit.run([])
+                self.recorded += [replace(found, path=str(called)) for found in visit.tracers]
+                visit.tracers.clear()
 
 
 def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out: Iterable[object] = ()) -> Walk:
@@ -74,6 +87,7 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     found.run([root for root, error in zip(named, errors, strict=True) if not error])
     found.passing = True
     found.run([root for root, error in zip(named, errors, strict=True) if error])
+    found.open_mocks()
     found.modules = tuple(sys.modules.values())
     return found
 
@@ -98,6 +112,12 @@ def tracers_since(
     if later is not None and not any(map(matters, later.tracers)):
         return ()
     return tuple(filter(matters, walk(roots).tracers))
+
+
+def recorded_since(earlier: Walk, roots: Iterable[tuple[str, object]]) -> list[FoundTracer]:
+    """The tracers that mocks were handed since an earlier walk, which are not walked if there is no mock."""
+    found = walk(roots).recorded if earlier.mocks else []
+    return [left for left in found if id(left.tracer) not in earlier.seen]
 
 
 def without_garbage(look: Callable[[], T], finds: Callable[[T], object] = bool, generation: int = YOUNG) -> T:

@@ -38,7 +38,7 @@ CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
 
 MARK = "marked.<locals>.root"
-"""The name of the frame at which every stack inside the program of a jit ends: see `transforms.root.marked`."""
+"""The name of the frame at which every stack inside the program of a jit ends: see `transforms.compose.marked`."""
 
 PROGRAM = "program of "
 """The beginning of the names of frames of a subject's own program: see `subject.subject.labelled`."""

@@ -16,7 +16,7 @@ from forms_of_tests import FORMS, HELPERS
 from healthy import FLAX
 from pasted_programs import CORPUS, HEAD, run_programs, told
 
-from pytest_nnxcheck.paste.files import Programs
+from pytest_nnxcheck.paste.program import Programs
 
 RUN_SUITES = """
 import json, sys, pytest
