@@ -20,7 +20,6 @@ from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.peak import OnTarget
-from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row, some
 from pytest_nnxcheck.reporting import memory_breakdown, target_rows, violations
 from pytest_nnxcheck.reporting.records import ExpectedRecord, Head, NestingRecord, Record, made, plain
@@ -48,7 +47,7 @@ class Report:
 
     outcomes: tuple[Outcome, ...]
     """One outcome for each nesting, in the order in which they ran."""
-    settings: Settings
+    settings: table.Settings
     """The settings of the check."""
     notes: tuple[str, ...] = ()
     """Facts that no invariant judges, and layers that were left out, with the reason."""
