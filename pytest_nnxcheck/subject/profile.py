@@ -22,7 +22,6 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, in_type, is_in_ref, nbytes, value_of
-from pytest_nnxcheck.compat.graph import equation_line, variable_value
 from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
@@ -353,7 +352,7 @@ def retyped(jaxpr: Any, outputs: int, before: Mapping[Key, Any], after: Mapping[
             continue
         dtype = getattr(before[key], "dtype", None)
         eqn = flow.retyped_at(jaxpr, number, dtype) if dtype not in (None, getattr(leaf, "dtype", dtype)) else None
-        yield Retyped(key[0], old, new, equation_line(eqn) if eqn is not None else "")
+        yield Retyped(key[0], old, new, graph.equation_line(eqn) if eqn is not None else "")
 
 
 def unused(
@@ -416,7 +415,7 @@ def untrained(
         for path, _ in graph.flat_state(nnx.state(subject.state, getattr(node, "wrt", nnx.Param)))
         if path in variables and not any(path[: len(start)] == start for start in own)
     }
-    shapes = {getattr(variable_value(variables[path]), "shape", ()) for path in paths}
+    shapes = {getattr(graph.variable_value(variables[path]), "shape", ()) for path in paths}
     if paths & changed or shapes & {leaf.shape for leaf in out}:
         return ()
     return tuple(sorted(paths, key=str))

@@ -11,7 +11,11 @@ import pytest
 from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
+from pytest_nnxcheck import Layer
+from pytest_nnxcheck.invariants.advice import MemoryWasted
+from pytest_nnxcheck.invariants.tracers import StateTouched
 from pytest_nnxcheck.paste.program import file_name
+from pytest_nnxcheck.paste.usage import literal
 
 # --- how a test is written
 
@@ -199,7 +203,20 @@ def test_a_place_that_cannot_be_written_costs_no_run(inner, pytester, file):
     result = inner(LEAK, "--nnx-nesting", "jit", "-W", "always")
     result.assert_outcomes(failed=1, passed=1, warnings=result.parseoutcomes()["warnings"])
     result.stdout.re_match_lines([r"E         program     not written: \w+Error: .*"])
-    assert "the programs to paste of test_inner.py::test_leak cannot be written" in result.stdout.str()
+    (line,) = [
+        at
+        for at, text in enumerate((pytester.path / "test_inner.py").read_text().splitlines(), 1)
+        if "def test_leak" in text
+    ]
+    told = [
+        text
+        for text in result.outlines
+        if "the programs to paste of test_inner.py::test_leak cannot be written" in text
+    ]
+    assert told
+    assert all(re.match(rf".*/test_inner.py:({line}|{line - 1}): ProgramWarning: ", text) for text in told), (
+        "a line of the test"
+    )
     result.stdout.fnmatch_lines(["E       nnx invariant broken: tracers"])
 
 
@@ -225,3 +242,18 @@ def test_file_names_are_short_safe_and_each_its_own():
     ]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)
+
+
+def test_what_no_program_can_look_for_has_none():
+    """The advice on memory is words about the un-nested call; that an ``eval_shape`` writes a value, its guard alone sees."""
+    assert (
+        [*MemoryWasted("", advice=()).look(None)]
+        == [*StateTouched("model.w", layer=Layer("eval_shape")).look(None)]
+        == []
+    )
+
+
+@pytest.mark.parametrize("value", [{1, 2}, range])
+def test_a_literal_reads_back_as_the_same_value_or_there_is_none(value):
+    assert eval(literal(value) or "range") == value
+    assert literal(object()) == ""
