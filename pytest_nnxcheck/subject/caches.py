@@ -33,7 +33,7 @@ PutBack = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PossibleCache:
     """A place that may be a cache: a dict, or an attribute that a method sets."""
 
     name: str
@@ -108,18 +108,18 @@ def without(own: dict[str, Any], name: str) -> PutBack:
     return lambda: dict.__setitem__(own, name, value)
 
 
-def memos(found: Walk) -> Iterator[Place]:
+def memos(found: Walk) -> Iterator[PossibleCache]:
     """The places of the user's that may be caches: dicts of arrays, and attributes with an array that a method sets which is no constructor."""
     for name, place, held in found.places.of(snapshot.DICT):
         if type(place) is dict and holds_array(held[len(held) // 2 :]):
-            yield Place(str(name), place)
+            yield PossibleCache(str(name), place)
     for name, (value, stored), held in found.places.of(snapshot.ATTRIBUTES):
         cls = type(value)
         if is_library(top_package(cls)) or graph.is_graph_node(value) or (own := stored.read(value)) is None:
             continue
         arrays = {key for key, item in snapshot.attribute_items(stored, held) if key in own and holds_array([item])}
         for key in sorted(arrays & set_by_methods(cls) - stored.cached) if arrays else ():
-            yield Place(f"{name}.{key}", own, key)
+            yield PossibleCache(f"{name}.{key}", own, key)
 
 
 def holds_array(values: Iterable[Any]) -> bool:
@@ -152,7 +152,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
             yield from codes(constant)
 
 
-def is_cache(subject: Subject, found: Walk, memo: Place, known: dict[Any, Any]) -> bool:
+def is_cache(subject: Subject, found: Walk, memo: PossibleCache, known: dict[Any, Any]) -> bool:
     """True if a trace of the call fills a place again where it finds it empty. A call that needs what is there raises, or leaves it alone."""
     key = ("cache", subject.name, memo.name)
     if key not in known:
@@ -162,7 +162,7 @@ def is_cache(subject: Subject, found: Walk, memo: Place, known: dict[Any, Any]) 
     return bool(known[key])
 
 
-def refills(subject: Subject, found: Walk, memo: Place) -> bool:
+def refills(subject: Subject, found: Walk, memo: PossibleCache) -> bool:
     filled = False
     with contextlib.suppress(Exception), subject.undone(subject.state, found):  # the user's code may raise anything
         memo.empty()
