@@ -24,6 +24,7 @@ from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.core.text import Row, some
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.invariants import carried
 from pytest_nnxcheck.reporting.target_rows import lose
 from pytest_nnxcheck.subject.profile import UNKNOWN, successors
 
@@ -43,6 +44,7 @@ def judge(ran: Ran) -> Iterator[Finding | Note]:
     seen = ran.observation
     if not seen.nesting.layers:
         yield from of_jits_inside(ran)
+        yield from ran.call.once("carried", lambda: carried.retyped(ran), ran.call.settings.donate)
     elif seen.moves and jax.config.jax_debug_nans:
         yield Fact("values are kept", ("donation",), "jax_debug_nans")
     elif seen.moves:

@@ -22,7 +22,7 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, in_type, is_in_ref, nbytes, value_of
-from pytest_nnxcheck.compat.graph import equation_line, variable_value
+from pytest_nnxcheck.compat.graph import equation_line, is_of_derivative, variable_value
 from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
@@ -125,6 +125,8 @@ class Training:
     """The leaves that ``grad`` differentiates by."""
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
     """The types of the gradients by them, in order."""
+    differentiates: bool = False
+    """True if the call takes a derivative."""
     untrained: tuple[Path, ...] = ()
     """The leaves that its optimizers train, if it steps an optimizer and changes none of these leaves."""
 
@@ -174,6 +176,8 @@ class Evaluation:
     """True if the call copies a reference into another one, and writes that."""
     poisoned: bool
     """True if the call leaked tracers outside of the leaves."""
+    differentiates: bool
+    """True if the call takes a derivative."""
     program: CallProgram
     stale_reads: tuple[copies.Read, ...]
 
@@ -199,7 +203,7 @@ def profile(subject: Subject) -> Profile:
     return Profile(
         output_of(subject, evaluation),
         state,
-        training(subject, before, evaluation.out, state.changed),
+        training(subject, evaluation, state.changed),
         evaluation.program,
         lost_writes=copies.lost(
             watch,
@@ -243,7 +247,7 @@ def evaluated(subject: Subject, watch: copies.CopyWatch | None = None) -> Evalua
         return out, jax.tree.map(value_of, state)  # no program returns a reference
 
     function, (leaves, *inputs) = on_arrays(call, subject)
-    with watch or contextlib.nullcontext():
+    with watch or contextlib.nullcontext(), staging.derivatives_taken() as derivatives:
         traced, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
@@ -266,6 +270,7 @@ def evaluated(subject: Subject, watch: copies.CopyWatch | None = None) -> Evalua
         contents=(contents[0], contents[1]),
         writes_copies=flow.writes_copies(traced),
         poisoned=any(poisoned),
+        differentiates=bool(derivatives) or any(map(is_of_derivative, flow.all_equations(jaxpr))),
         program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
         stale_reads=copies.stale(traced, subject.state, subject.roots(modules[0])),
     )
@@ -363,8 +368,9 @@ def devices(array: Any) -> int:
 # --- training: the parameters that ``grad`` differentiates by, and updates that do not reach them
 
 
-def training(subject: Subject, before: Mapping[Key, Any], out: tuple[Any, ...], changed: frozenset[Path]) -> Training:
-    """Find the training of the un-nested call, which takes the leaves ``before``, changes the leaves ``changed``, and whose outputs have the types ``out``."""
+def training(subject: Subject, evaluation: Evaluation, changed: frozenset[Path]) -> Training:
+    """Find the training of the un-nested call, which changes the leaves ``changed``."""
+    before = evaluation.before
     parameters = differentiable(subject, before)
     of_parameters = [leaf for (path, _), leaf in before.items() if path in parameters]
     nodes = flax_modes.iter_graph(subject.state)
@@ -372,7 +378,8 @@ def training(subject: Subject, before: Mapping[Key, Any], out: tuple[Any, ...], 
     return Training(
         parameters=parameters,
         gradients=tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf)) for leaf in of_parameters),
-        untrained=untrained(subject, optimizers, changed, out),
+        differentiates=evaluation.differentiates,
+        untrained=untrained(subject, optimizers, changed, evaluation.out),
     )
 
 
