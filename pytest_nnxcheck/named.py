@@ -97,10 +97,12 @@ class Named:
     build: str = ""
     """An expression for the object, in the words of the module; empty where its constructor is called."""
     abstract: bool = False
+    problem: str = ""
+    """Why it cannot be read, where it cannot: then the other fields hold what was typed."""
 
     @property
     def name(self) -> str:
-        return f"{self.module}:{self.path}"
+        return f"{self.module}:{self.path}" if self.module else self.path
 
     @property
     def spelled(self) -> str:
@@ -123,6 +125,8 @@ class Named:
 
     def over(self, common: Named) -> Named:
         """The same check, with the options that are common to all checks where it has none of its own."""
+        if self.problem:
+            return self
         inputs, build = self.inputs or common.inputs, self.build or common.build
         return replace(self, inputs=inputs, build=build, abstract=self.abstract or common.abstract)
 
@@ -134,23 +138,43 @@ class Named:
 def read_all(typed: Iterable[tuple[str, str]], ids: Iterable[str]) -> tuple[Named, ...]:
     """The checks of a command line: ``typed`` are its options in their order, ``ids`` the ids among its arguments.
 
-    An option belongs to the ``--nnx-check`` before it; one before the first belongs to all that have none of their own. Raises `SettingError`.
+    An option belongs to the ``--nnx-check`` before it; one before the first belongs to all that have none of their own. Of several checks one that
+    cannot be read keeps its problem, and fails as a test. Raises `SettingError` where no check can be read, or not what is common to all.
     """
-    checks = [Named("", "")]
+    common, own = Named("", ""), list[Named]()
     for option, text in typed:
-        origin, last = f"option {option}", checks[-1]
         if option == flag("check"):
-            checks.append(_read(text))
-        elif option == flag("inputs"):
-            checks[-1] = replace(last, inputs=(*last.inputs, *(_input(part, origin) for part in _parts(text))))
-        elif option == flag("build"):
-            checks[-1] = replace(last, build=_expression(text, origin))
+            own.append(_read_or_keep(text))
+        elif own:
+            try:
+                own[-1] = _with_option(own[-1], option, text)
+            except SettingError as error:
+                kept = (*own[-1].inputs, Input(text.translate(_ROUND)))
+                own[-1] = replace(own[-1], inputs=kept, problem=own[-1].problem or str(error))
         else:
-            checks[-1] = replace(last, abstract=True)
-    common, *own = [*checks, *map(_read, ids)]
+            common = _with_option(common, option, text)
+    own += map(_read_or_keep, ids)
     if not own:
         raise SettingError(f"option {next(iter(typed))[0]} needs a check: add {flag('check')} package.module:Name")
+    if all(each.problem for each in own):
+        raise SettingError(own[0].problem)
     return tuple(dict.fromkeys(each.over(common) for each in own))
+
+
+def _with_option(named: Named, option: str, text: str) -> Named:
+    """The check with one more of its options. Raises `SettingError`."""
+    origin = f"option {option}"
+    if option == flag("inputs"):
+        return replace(named, inputs=(*named.inputs, *(_input(part, origin) for part in _parts(text))))
+    return replace(named, build=_expression(text, origin)) if option == flag("build") else replace(named, abstract=True)
+
+
+def _read_or_keep(text: str) -> Named:
+    """Read a name, or a label; one that cannot be read is kept with its problem."""
+    try:
+        return _read(text)
+    except SettingError as error:
+        return Named("", text.strip(), problem=str(error))
 
 
 def _read(text: str) -> Named:
@@ -241,6 +265,8 @@ class Written:
     @classmethod
     def of(cls, named: Named) -> Written:
         """Import what is named, and write its test. Raises `CheckError`, or the exception of the user's module as it is imported."""
+        if named.problem:
+            raise CheckError(named.problem)
         builder, path, method = find(named)
         is_class = isinstance(builder, type)
         is_case = bool(named.build) and isinstance(ast.parse(named.build, mode="eval").body, ast.Tuple | ast.List)
@@ -475,30 +501,27 @@ class NamedModule(pytest.Module):
     collection: Collection
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Make a test of each check. Raises `CollectError`, or what the user's module raises as it is imported."""
+        """Make a test of each check; one that cannot be made, or whose module raises as it is imported, fails as a test. Raises `CollectError`."""
         __tracebackhide__ = True
-        items, problems = list[pytest.Item](), list[str]()
         for named in self.collection.checks:
+            written, problem = None, None
             try:
                 written = Written.of(named)
-            except CheckError as error:
-                problems.append(str(error))
-                continue
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - of a check, or of the user's module: the others run all the same
                 error.__traceback__ = users_part(error.__traceback__)
-                if error.__traceback__ is None:  # no line of the module ran, as with a syntax error
-                    problems.append("".join(traceback.format_exception_only(error)).rstrip())
-                    continue
-                raise
+                no_line = error.__traceback__ is None  # of the module ran, as with a syntax error
+                text = "".join(traceback.format_exception_only(error)).rstrip()
+                problem = CheckError(text) if no_line and not isinstance(error, CheckError) else error
             # Where pytest looks for the function of an item.
-            setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(written.test()))
+            setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(written.test() if written else never))
             item: NamedItem = NamedItem.from_parent(self, name=named.label)
-            item.written = written
+            item.named, item.written, item.problem = named, written, problem
             self.collection.prepare(item, self.CollectError)
-            items.append(item)
-        if problems:
-            raise self.CollectError("\n".join(problems))
-        return items
+            yield item
+
+
+def never(nnx_wrap: Any) -> None:
+    """Do nothing: the test of a check that cannot be made."""
 
 
 def users_part(frames: TracebackType | None) -> TracebackType | None:
@@ -512,38 +535,44 @@ def users_part(frames: TracebackType | None) -> TracebackType | None:
 class NamedItem(pytest.Function):
     """The test of one check."""
 
-    written: Written
+    named: Named
+    written: Written | None
+    """Its test; `None` where there is none."""
+    problem: Exception | None
+    """The reason why there is none."""
 
     @property
     def nnx_typed(self) -> tuple[str, list[str]]:
         """The argument of pytest that selects it, and the options that belong to that."""
-        return f"{flag('check')}={self.written.named.name}", self.written.named.options
+        return f"{flag('check')}={self.named.name}", self.named.options
 
     @property
-    def nnx_usage(self) -> Usage:
+    def nnx_usage(self) -> Usage | None:
         """The user's part of a program to paste."""
-        return self.written.usage()
+        return self.written.usage() if self.written else None
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """The file and line of the named class or function. Not the end of the id: pytest would write its dots as colons."""
-        builder = self.written.builder
+        builder: Any = self.written.builder if self.written else None
         try:
             place = inspect.getsourcefile(builder) or "", inspect.getsourcelines(builder)[1] - 1
         except (OSError, TypeError):  # code without a source
-            place = getattr(sys.modules[self.written.named.module], "__file__", None) or "", 0
+            place = getattr(sys.modules.get(self.named.module), "__file__", None) or str(self.path), 0
         return (*place, f"{CHECK_ID} {self.name}")
 
     def runtest(self) -> None:
         """Run the test. An exception that the call raises without any nesting gets a note with the arguments."""
         __tracebackhide__ = True
+        if self.problem is not None:
+            raise self.problem
         try:
             super().runtest()
         except (CheckError, InvariantViolation):
             raise
         except Exception as error:
             nested = any(note.lstrip().startswith("nesting ") for note in getattr(error, "__notes__", ()))
-            if self.written.named.inputs and not nested:
-                error.add_note(f"{CHECK_ID}: the call got {self.written.named.spelled}, from option {flag('inputs')}")
+            if self.named.inputs and not nested:
+                error.add_note(f"{CHECK_ID}: the call got {self.named.spelled}, from option {flag('inputs')}")
             raise
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> object:  # type: ignore[override]

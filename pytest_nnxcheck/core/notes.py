@@ -196,8 +196,7 @@ FACTS: dict[FactKind, str] = {
     "in memory of NumPy": "{some} lies in the memory of {of}, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both; write"
     " jnp.array(value), which copies, where it is made",
     "on all devices": "{some} lay on one device, and the program spreads it over all",
-    "clones": "{all} share {of} of their buffers ({count:.0f}), as nnx.clone leaves them: a jit of yours that donates one of them takes the other's"
-    " arrays too; give it arrays of its own, jax.tree.map(jnp.copy, ...)",
+    "clones": "{both} share {of}, as nnx.clone leaves them: a jit of yours that donates one of them takes the other's arrays too; give it arrays of its own, jax.tree.map(jnp.copy, ...)",
     "values are kept": "{all} not asserted: with {of} jax keeps the old values of donated arrays",
     "converted": "{some} is converted to a type of fewer bits: nothing of its old type comes back, so that its buffer cannot be reused",
     "in a new buffer": "{some} came back in a new buffer: an output of the call took a donated one",
@@ -245,6 +244,7 @@ class Fact:
         return FACTS[self.kind].format(
             some=some(self.names),
             all=", ".join(self.names),
+            both=" and ".join(self.names),
             of=self.of,
             count=self.count,
             times=f"{there / here:.2f}",

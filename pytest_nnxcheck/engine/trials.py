@@ -1,4 +1,4 @@
-"""Try one layer alone on a call: whether it can take the call at all, and which leaves a ``vmap`` must map.
+"""Try one layer alone on a call: whether it can take the call at all, and which leaves a ``vmap`` must map; and the call alone, on shared arrays.
 
 A layer cannot take a call if tracing that layer alone raises out of the code of jax or flax, where the call alone traces, and no tracer leaked. It is asked
 after a nesting that has the layer raised, so that a call which every layer takes is traced once and no more.
@@ -17,6 +17,7 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, refusals
 from pytest_nnxcheck.compat.arrays import value_of
+from pytest_nnxcheck.compat.compile_cache import to_the_end
 from pytest_nnxcheck.compat.frames import raised_by_library
 from pytest_nnxcheck.core.catalogue import CATALOGUE
 from pytest_nnxcheck.core.facts import Path
@@ -24,9 +25,10 @@ from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting, imp
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call, Example
 from pytest_nnxcheck.engine.observe import TRACED, observe
-from pytest_nnxcheck.subject.subject import Subject, numbered
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf, numbered
 from pytest_nnxcheck.transforms.compose import stack
 from pytest_nnxcheck.transforms.layers import inexact
+from pytest_nnxcheck.xla.pointers import read_leaf
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -163,3 +165,22 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
 
     rest = [path for path in dict.fromkeys(path for path, _ in keys) if path not in changed]
     return frozenset(batched(rest)) if maps(changed, []) else frozenset()
+
+
+def raised_as_shared(call: Call) -> str:
+    """The exception, in one line, that the un-nested call raises on arrays that are shared as the user's own are; empty where it ends.
+
+    Every other run has copies that share nothing.
+    """
+    subject, copies = call.subject.for_run(), dict[Any, Any]()
+
+    def copy(leaf: Any) -> Any:
+        read = read_leaf("", leaf)
+        if not read.pointers:
+            return copy_leaf(leaf)
+        key = read.type, read.pointers
+        return copies[key] if key in copies else copies.setdefault(key, copy_leaf(leaf))
+
+    state = subject.fresh(copy)
+    _, error = to_the_end(subject.program, state, tuple(map(copy, subject.inputs)))
+    return first_line(error) if error else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -14,15 +15,16 @@ import jax
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.compat.graph import is_variable, variable_value
 from pytest_nnxcheck.core.catalogue import InvariantRow
-from pytest_nnxcheck.core.facts import ArrayType, Leaf, Observation, Pairs
+from pytest_nnxcheck.core.facts import ArrayType, InnerDonation, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import BufferPlace, BufferRetyped, Fact, Note, other_dtype, retyped
-from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment
+from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment, Words
 from pytest_nnxcheck.core.settings import DEFAULTS
-from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.core.text import Row, counted, some
+from pytest_nnxcheck.engine import trials
 from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants import carried
 from pytest_nnxcheck.reporting.target_rows import lose
@@ -60,8 +62,9 @@ def of_program(ran: Ran) -> Iterator[Finding | Note]:
     seen, originals = ran.observation, ran.call.originals
     after = {move.before.path: move.after for move in seen.moves}
     cloned = clones(ran)
-    pairs = (pair for pair in originals.shared if pair not in cloned)
-    yield from (finding for one, two in pairs if (finding := sharing(one, two, ran)))
+    yield from (
+        finding for pair in originals.shared if pair not in cloned if (finding := sharing(*pair, ran)) is not None
+    )
     yield from clone_notes(ran, cloned)
     yield from (ViewedBuffer(leaf, holder=holder) for holder, leaf in originals.views if leaf in after)
     meant = {leaf.path for leaf, _ in converted(seen)}
@@ -69,25 +72,49 @@ def of_program(ran: Ran) -> Iterator[Finding | Note]:
 
 
 def clones(ran: Ran) -> Pairs:
-    """The pairs of leaves in one buffer that lie in the same place of two arguments: a live network and its `nnx.clone`, which copies no array.
+    """The pairs of leaves in one buffer that lie at the same place of two equal modules: a live network and its `nnx.clone`, which copies no array.
 
-    There it is the plugin that donates. None where the test names what to donate, or where the user's own jit donates.
+    There it is the plugin that donates. None where the test names what to donate, and none that a jit of the user's own donates and breaks.
     """
-    asked = ran.call.settings.donate != DEFAULTS.donate or any(ran.profile.program.donated)
-    inputs = {*ran.call.subject.input_names}
-    places = {pair: [re.split(r"(?=[.\[])", path, maxsplit=1) for path in pair] for pair in ran.call.originals.shared}
-    return tuple(
-        pair for pair, (one, two) in places.items() if not asked and one[1:] == two[1:] != [] and not inputs & {*pair}
-    )
+    call, walked = ran.call, ran.call.originals.walk
+    if walked is None or not call.originals.shared or call.settings.donate != DEFAULTS.donate:
+        return ()
+    types = {path: type(node) for path, node in walked.nodes if not graph.is_variable(node)}
+    places = {pair: holders(*pair) for pair in call.originals.shared}
+    alike = [pair for pair, (one, two) in places.items() if one in types and types[one] is types.get(two)]
+    if alike and ran.profile.program.inner_donations:
+        inside = call.tried("donated inside", lambda: observe(call, Nesting(mode=call.nesting.mode)).inside)
+        broken = {(finding.path, finding.other) for finding in broken_inside(ran, inside, alike)}
+        alike = [pair for pair in alike if pair not in broken]
+    return tuple(alike)
+
+
+def holders(one: str, two: str) -> tuple[str, str]:
+    """The objects that hold two leaves at the same place: of ``q.head.kernel`` and ``old.head.kernel`` these are ``q`` and ``old``."""
+    keys, others = re.split(r"(?=[.\[])", one), re.split(r"(?=[.\[])", two)
+    while len(keys) > 1 and len(others) > 1 and keys[-1] == others[-1]:
+        del keys[-1], others[-1]
+    return "".join(keys), "".join(others)
 
 
 def clone_notes(ran: Ran, pairs: Pairs) -> Iterator[Note]:
-    """A note for each two arguments that share buffers."""
-    shared = Counter(tuple(re.split(r"[.\[]", path)[0] for path in pair) for pair in pairs)
-    names = [ran.call.subject.path(path) for path in ran.profile.state.paths]
-    for (one, other), count in shared.items():
-        every = sum(re.split(r"[.\[]", name)[0] == other for name in names)
-        yield Fact("clones", (one, other), "all" if count == every else "some", count)
+    """A note for each two modules that share buffers."""
+    for (one, other), count in Counter(holders(*pair) for pair in pairs).items():
+        yield Fact("clones", (one, other), of=how_many(count, leaves_in(ran, other)))
+
+
+def leaves_in(ran: Ran, holder: str) -> int:
+    """The number of leaves and inputs that an object holds."""
+    subject = ran.call.subject
+    names = [*(subject.path(path) for path, _ in graph.raw_leaves(subject.state)), *subject.input_names]
+    return sum(re.match(rf"{re.escape(holder)}(?=[.\[])", name) is not None for name in names)
+
+
+def how_many(count: int, every: int) -> str:
+    """``all 8 buffers``, ``3 of 8 buffers``; without the number of all, ``3 buffers``."""
+    if count < every:
+        return f"{count} of {every} buffers"
+    return counted(count, "buffer") if count > every or count == 1 else f"all {count} buffers"
 
 
 def of_jits_inside(ran: Ran) -> Iterator[Finding]:
@@ -95,11 +122,23 @@ def of_jits_inside(ran: Ran) -> Iterator[Finding]:
     inside = ran.observation.inside
     if not inside.consumed:
         return
-    shared, new = ran.call.originals.shared + held_outside(ran.call), renewed(ran)
-    for one, two in shared:
-        if takes_away(pair := {one, two}, inside.consumed, new):
-            yield SharedBuffer(one, other=two, twice=pair <= inside.consumed, inside=True)
+    yield from broken_inside(ran, inside, ran.call.originals.shared + held_outside(ran.call))
     yield from (Orphaned(path, other=other) for path, other in inside.orphans)
+
+
+def broken_inside(ran: Ran, inside: InnerDonation, pairs: Iterable[tuple[str, str]]) -> Iterator[SharedBuffer]:
+    """The pairs of leaves in one buffer that a jit of the call's own breaks: the other leaf goes on with a deleted array, or XLA refuses the call."""
+    new, own = renewed(ran, inside), {*ran.call.originals.shared}
+    donated = [pair for pair in pairs if inside.consumed & {*pair}]
+    # The call was run on arrays of their own. One more run, on arrays that are shared as the user's are, shows the refusal.
+    as_shared = functools.partial(trials.raised_as_shared, ran.call)
+    raised = ran.call.tried("raised as shared", as_shared, ran.call.originals.shared) if own & {*donated} else ""
+    for one, two in donated:
+        deletes = takes_away({one, two}, inside.consumed, new)
+        if deletes or (raised and (one, two) in own):
+            twice = {one, two} <= inside.consumed
+            every = leaves_in(ran, holders(one, two)[1])
+            yield SharedBuffer(one, other=two, twice=twice, inside=True, raises="" if deletes else raised, leaves=every)
 
 
 def takes_away(pair: set[str], consumed: AbstractSet[str], renewed: AbstractSet[str]) -> bool:
@@ -112,25 +151,26 @@ def sharing(one: str, two: str, ran: Ran) -> SharedBuffer | None:
     """Two leaves in one buffer, where XLA refuses the program: both donated, or one donated and the other one used beside it."""
     subject = ran.call.subject
     donated = {move.before.path for move in ran.observation.moves}
+    every = leaves_in(ran, holders(one, two)[1])
     if {one, two} <= donated or not {one, two} & {*subject.input_names}:
-        return SharedBuffer(one, other=two, twice=True)
+        return SharedBuffer(one, other=two, twice=True, leaves=every)
     # A leaf that the call leaves alone is donated by the generated jit only.
     changed = {subject.path(path) for path in ran.profile.state.changed}
-    return SharedBuffer(one, other=two, twice=False) if {one, two} & donated & changed else None
+    return SharedBuffer(one, other=two, twice=False, leaves=every) if {one, two} & donated & changed else None
 
 
-def renewed(ran: Ran) -> frozenset[str]:
+def renewed(ran: Ran, inside: InnerDonation) -> frozenset[str]:
     """The leaves and inputs whose old arrays have no use after the call: it put others there, or returned their new values."""
-    subject, profile, kept = ran.call.subject, ran.profile, ran.observation.inside.kept
+    subject, profile = ran.call.subject, ran.profile
     leaves = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
     if profile is UNKNOWN:
-        return frozenset(leaves.union(subject.input_names)) - kept
+        return frozenset(leaves.union(subject.input_names)) - inside.kept
     inputs = {
         subject.input_names[number]
         for number, output in successors(subject, profile, "all").items()
         if array_type(profile.output.types[output]) == array_type(subject.inputs[number])
     }
-    return frozenset(leaves | inputs) - kept
+    return frozenset(leaves | inputs) - inside.kept
 
 
 def held_outside(call: Call) -> Pairs:
@@ -142,9 +182,9 @@ def held_outside(call: Call) -> Pairs:
     own_variables = {id(variable) for _, variable in graph.variables(subject.state)}
     leaf = {id(array): subject.path(path) for path, array in graph.raw_leaves(subject.state)}
     outside = (
-        (leaf.get(id(variable_value(node))), path)
+        (leaf.get(id(graph.variable_value(node))), path)
         for path, node in (walked.nodes if walked else ())
-        if is_variable(node) and id(node) not in own_variables
+        if graph.is_variable(node) and id(node) not in own_variables
     )
     return tuple((name, path) for name, path in outside if name is not None)
 
@@ -175,11 +215,45 @@ class SharedBuffer(OfBuffer):
     """True if both are donated; else the other is used beside that."""
     inside: bool = False
     """True if a jit of the call's own donates them."""
+    raises: str = ""
+    """The exception that the call raises then, in one line; empty where one of them is left with a deleted array."""
+    leaves: int = 0
+    """The number of leaves of the object that holds the other one, at the same place."""
+
+    def words(self, others: Sequence[Finding] = ()) -> Words:
+        """One row for each two objects that share buffers: a network and its clone share all of them."""
+        lines: dict[tuple[Any, ...], list[SharedBuffer]] = {}
+        for each in (self, *others):
+            if isinstance(each, SharedBuffer):
+                lines.setdefault((*holders(each.path, each.other), each.result("")), []).append(each)
+        rest = [each for each in others if not isinstance(each, SharedBuffer)]
+        rows = [("shared", group[0].line(len(group))) for group in lines.values()]
+        shown = max(self.SHOWN - len(rows), 0)
+        more = [row for each in rest[:shown] for row in each.rows()]
+        left_out = sum(map(len, [*lines.values()][self.SHOWN :])) + len(rest[shown:])
+        rows = [*rows[: self.SHOWN], *more, *([("", f"and {left_out} more")] if left_out else [])]
+        return Words(rows[0][1], rows, self.cure())
 
     def rows(self) -> list[Row]:
-        refused = "XLA refuses to donate it twice" if self.twice else "XLA refuses to donate it and use it beside that"
-        result = "a jit inside the call donates it, and deletes both" if self.inside else refused
-        return [("shared", f"{self.path} and {self.other} share a buffer: {result}")]
+        return [("shared", self.line(1))]
+
+    def line(self, count: int) -> str:
+        """Say it of this pair, or of so many pairs of the same two objects."""
+        if count == 1:
+            return f"{self.path} and {self.other} share a buffer: {self.result('it')}"
+        one, two = holders(self.path, self.other)
+        return f"{one} and {two} share {how_many(count, self.leaves)}: {self.result('them')}"
+
+    def result(self, them: str) -> str:
+        """Say what becomes of them."""
+        if self.inside:
+            donates = f"a jit inside the call donates {them}"
+            return f"{donates}, and the call raises {self.raises}" if self.raises else f"{donates}, and deletes both"
+        return (
+            f"XLA refuses to donate {them} twice"
+            if self.twice
+            else f"XLA refuses to donate {them} and use {them} beside that"
+        )
 
     def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
         if (one := call.value(self.path)) and (other := call.value(self.other)):

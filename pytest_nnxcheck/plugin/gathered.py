@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin.pytest_internals import OUR_CLASS
+from pytest_nnxcheck.plugin.pytest_internals import OUR_CLASS, tell_junit
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.facts import Stamp
@@ -78,6 +78,19 @@ class Running:
         known = stamp() if self.run.outcomes else None
         return replace(record, measured=self.measured, repeats=self.run.repeats, stamp=known)
 
+    def stopped(self, folder: Path, *, whole: bool) -> Record:
+        """The record of a test that was interrupted: it says what was not run, and never that the test passed."""
+        from pytest_nnxcheck.reporting import report
+        from pytest_nnxcheck.runner import strategies
+
+        record, (_, planned) = self.record(folder, whole=whole), strategies.planned(self.run.settings)
+        left = record.head.not_run or max(planned - len(self.run.outcomes), 0)
+        has_failed = record.head.verdict in {"violated", "failed"}
+        verdict, message = (record.head.verdict, record.head.message) if has_failed else ("", "")
+        head = replace(record.head, outcome="interrupted", verdict=verdict, not_run=left)
+        summary = report.summary_of(head)
+        return replace(record, head=replace(head, summary=summary, message="\n".join(filter(None, [summary, message]))))
+
 
 def stamp() -> Stamp:
     """The versions and devices of this process."""
@@ -90,6 +103,7 @@ class Gathered:
     """The hooks that gather the records of the tests, and what the processes of a run collected."""
 
     def __init__(self, config: pytest.Config) -> None:
+        self.pluginmanager = config.pluginmanager
         self.root, self.folder, self.is_worker = config.rootpath, config.invocation_params.dir, is_worker(config)
         self.whole = False
         """True if the records have their nestings, for a report."""
@@ -217,10 +231,8 @@ class Gathered:
         if self.running:
             from pytest_nnxcheck.reporting import records
 
-            of_running = (running.record(self.folder, whole=self.whole) for running in self.running.values())
-            stopped = [
-                records.plain(replace(each, head=replace(each.head, outcome="interrupted"))) for each in of_running
-            ]
+            of_running = (running.stopped(self.folder, whole=self.whole) for running in self.running.values())
+            stopped = [records.plain(record) for record in of_running]
         wire = {
             "ended": self.ended,
             "broken": self.broken,
@@ -246,13 +258,14 @@ class Gathered:
         self.collected.update(wire["collected"])
         self.skipped.update(wire["skipped"])
         for each in wire["stopped"]:
-            from pytest_nnxcheck.reporting import records
+            from pytest_nnxcheck.reporting import records, report
 
             record = records.made(records.Record, each)
             # What a test told when it ended stays.
             earlier = self.tests.get(record.head.nodeid)
             if earlier is None or not earlier.head.summary:
                 self.tests[record.head.nodeid] = record
+                tell_junit(self.pluginmanager, record.head.nodeid, record.head.summary, report.properties(record.head))
 
 
 def _text_of(error: BaseException) -> str:

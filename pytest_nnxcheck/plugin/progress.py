@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
-from pytest_nnxcheck.plugin import gathered
+from pytest_nnxcheck.plugin import gathered, options
 from pytest_nnxcheck.plugin.pytest_internals import write_uncaptured
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def attach(item: pytest.Item, run: Run) -> None:
     """Show how far the run of a test is: not with -q, and not in a worker of xdist."""
     config = item.config
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is None or config.get_verbosity() < 0 or gathered.is_worker(config):
+    is_quiet = config.get_verbosity() < 0 and not options.is_verbose(config)
+    if reporter is None or is_quiet or gathered.is_worker(config):
         return
     unattended = any(map(os.environ.get, ("CI", "BUILD_NUMBER"))) or os.environ.get("TERM") == "dumb"
     patience = TERMINAL if reporter.isatty and not unattended else LOG
@@ -42,7 +43,7 @@ class Progress:
     def __init__(self, item: pytest.Item, settings: Settings, *, patience: float) -> None:
         self.item = item
         self.count = Count(settings)
-        self.of_nestings = item.config.get_verbosity() > 0
+        self.of_nestings = options.is_verbose(item.config)
         """True if each nesting has a line, as with -v."""
         self.due = time.perf_counter() + patience
         self.said: dict[Nesting, object] = {}
@@ -85,7 +86,9 @@ class Count:
     """The number of nestings that are done, and the time that the rest will take: a nesting that was ruled out unrun is done as well."""
 
     def __init__(self, settings: Settings) -> None:
-        self.places, self.total = planned(settings)
+        from pytest_nnxcheck.runner import strategies
+
+        self.places, self.total = strategies.planned(settings)
         self.done = 0
         self.ran = 0
         self.seconds = 0.0
@@ -107,17 +110,6 @@ class Count:
             return f"{self.done} of {self.total}"
         mean = self.seconds / (self.ran - 1)
         return f"{self.done} of {self.total}, about {rounded((self.total - self.done) * mean)} left"
-
-
-def planned(settings: Settings) -> tuple[dict[Nesting, int], int]:
-    """The place of every nesting that always runs, in their order, and how many nestings there are with the drawn ones."""
-    from pytest_nnxcheck.core.nesting import in_mode
-    from pytest_nnxcheck.runner import strategies
-
-    always = (settings.nesting,) if settings.nesting is not None else (Nesting(), *strategies.sweep(settings))
-    every = dict.fromkeys(nesting for mode in settings.chosen_modes for nesting in in_mode(always, mode))
-    drawn = settings.max_examples if settings.nesting is None and strategies.draws_any(settings) else 0
-    return {nesting: number for number, nesting in enumerate(every)}, len(every) + drawn
 
 
 def rounded(seconds: float) -> str:

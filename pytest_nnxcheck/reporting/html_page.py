@@ -52,7 +52,7 @@ def render(document: Document) -> str:
     orders = [tag("option", text) for text in ("failing first", *(f"share of {bound}" for bound in bounds))]
     commit = [" at ", tag("code", run.commit[:10], title=run.commit)] if run.commit else ""
     return Template(read("html_page.html")).substitute(
-        headline=_headline(bad, len(tests)),
+        headline=_headline([record.head for record in ordered]),
         title=joined([run.project, " - "] if run.project else "", TITLE),
         project=joined([run.project, commit, " · "] if run.project else "", TITLE),
         icon=_icon(bad),
@@ -97,12 +97,11 @@ def _icon(bad: int) -> str:
     return f"data:image/svg+xml,{quote(svg)}"
 
 
-def _headline(bad: int, total: int) -> str:
-    if not total:
+def _headline(heads: list[Head]) -> str:
+    if not heads:
         return "No marked test ran"
-    if bad:
-        return f"{bad} of {counted(total, 'test')} failed"
-    return f"All {total} tests passed" if total > 1 else "1 test passed"
+    passed = f"All {len(heads)} tests passed" if heads[1:] else "1 test passed"
+    return report.not_passed(heads) or passed
 
 
 def _facts_of_run(document: Document) -> list[str]:
@@ -282,7 +281,9 @@ def _facts_of_test(record: Record) -> Iterator[str]:
 
 
 def _badge(head: Head) -> Html:
-    """The verdict; of a test that failed although its nestings hold, and of one that did not run, what pytest says."""
+    """The verdict; of a test that was interrupted, failed although its nestings hold, or did not run, what pytest says."""
+    if head.outcome == "interrupted":
+        return tag("span", "■ interrupted", class_="badge failed")
     if head.verdict and (head.verdict == "held") == head.passed:
         # A test without a nesting that raised may have this verdict: see `Report.verdict`.
         word, style = "failed" if head.verdict == "failed" else report.VERDICTS[head.verdict], str(head.verdict)

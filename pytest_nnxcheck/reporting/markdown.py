@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.reporting import target_rows
 from pytest_nnxcheck.reporting.records import Document, Head, Record
-from pytest_nnxcheck.reporting.report import counts, worst_of_targets
+from pytest_nnxcheck.reporting.report import counts, not_passed, worst_of_targets
 
 COMMENT = 65_536
 """Bytes that the comment of a pull request may have on GitHub; the characters that it counts are never more."""
@@ -38,7 +38,7 @@ def render(document: Document, limit: int = COMMENT) -> str:
     bad = [record for record in tests if not record.head.passed]
     good = [record for record in tests if record.head.passed]
     space = _Space(limit - _RESERVED)
-    space.take(_head(document, bad))
+    space.take(_head(document))
     on_targets = any(record.head.targets for record in tests)
     table, passed = map(_with_targets, (_TABLE, _PASSED)) if on_targets else (_TABLE, _PASSED)
     rows = space.fill(table, (_failing_row(record, on_targets=on_targets) for record in bad))
@@ -122,12 +122,13 @@ class _Space:
         return taken
 
 
-def _head(document: Document, bad: list[Record]) -> str:
+def _head(document: Document) -> str:
     tests, packages = document.records, document.run.packages
     versions = ", ".join(f"{text(name)} {text(packages[name])}" for name in ("jax", "flax") if name in packages)
     if not tests:
         return f"## nnx invariants: no marked test ran\n\n{versions}\n\n"
-    verdict = f"✗ nnx invariants: {len(bad)} of {len(tests)} tests failed" if bad else "✓ nnx invariants: all pass"
+    ends = not_passed([record.head for record in tests])
+    verdict = f"✗ nnx invariants: {ends}" if ends else "✓ nnx invariants: all pass"
     total = Counter[str]()
     for record in tests:
         total.update(record.head.counts)

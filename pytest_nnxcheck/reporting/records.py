@@ -163,7 +163,8 @@ class Record:
     @property
     def broken(self) -> str:
         """The problem of a failing test, in a few words: invariants, or the first line of its message."""
-        names = [violation.invariant for violation in self.shown.violations] if self.shown else []
+        names = ["interrupted"] * (self.head.outcome == "interrupted")
+        names += [violation.invariant for violation in self.shown.violations] if self.shown else []
         first = (self.head.message or self.head.outcome).partition("\n")[0].partition("  ")[0]
         return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
 

@@ -10,9 +10,12 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 GROWTH = 1.25
 """The factor by which the process may grow from one time to the next: to drop programs costs compiles later."""
@@ -40,7 +43,7 @@ class Footprint:
         if jax is None or not self.size or grown < LEAST or grown < (GROWTH - 1) * self.size:
             return False
         jax.clear_caches()
-        gc.collect()
+        collect()
         trim()
         self.size = resident()
         return True
@@ -79,4 +82,24 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.collect(YOUNG)
+        collect(YOUNG)
+
+
+def collect(generation: int = 2) -> None:
+    """Collect garbage, and let a Ctrl-C of that time through afterwards.
+
+    Python ignores what a callback of the collector raises, and jax and hypothesis have one each: a `KeyboardInterrupt` in there is lost. pytest alone
+    loses it in the same way; but after each nesting we collect, so that a press falls in there often. Python collects at times of its own too: those presses are lost as ever.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        gc.collect(generation)
+        return
+    pressed: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *press: pressed.append(press))
+    try:
+        gc.collect(generation)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        handler(*pressed[0])

@@ -13,7 +13,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, MODES, REMAT, styles_of
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible, in_mode
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import report
@@ -228,6 +228,14 @@ def sweep(settings: Settings, exclusions: Exclusions = Exclusions()) -> Iterator
     every = (*probes(settings), *alone, *second_stage(settings, exclusions))
     allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
     yield from dict.fromkeys((*allowed, *expected_to_fail(settings)))
+
+
+def planned(settings: Settings) -> tuple[dict[Nesting, int], int]:
+    """The place of every nesting that always runs, in their order, and how many nestings there are with the drawn ones."""
+    always = (settings.nesting,) if settings.nesting is not None else (Nesting(), *sweep(settings))
+    every = dict.fromkeys(nesting for mode in settings.chosen_modes for nesting in in_mode(always, mode))
+    drawn = settings.max_examples if settings.nesting is None and draws_any(settings) else 0
+    return {nesting: number for number, nesting in enumerate(every)}, len(every) + drawn
 
 
 def swept_layers(settings: Settings) -> int:

@@ -143,9 +143,9 @@ class Subject:
         """The name of the frames of its program."""
         return str(self.program.__code__.co_qualname)
 
-    def fresh(self) -> Any:
-        """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
-        copy = abstract_state if self.abstract else functools.partial(jax.tree.map, copy_leaf)
+    def fresh(self, copy_of: Callable[[Any], Any] | None = None) -> Any:
+        """The same graph with arrays of its own, made by ``copy_of``: a donated copy leaves the user's arrays alone. All abstract, or none."""
+        copy = abstract_state if self.abstract else functools.partial(jax.tree.map, copy_of or copy_leaf)
         graphdef, leaves = flax_modes.split(flax_modes.with_refs(self.state, ref=True) if self.in_refs else self.state)
         return nnx.merge(graphdef, copy(leaves))
 

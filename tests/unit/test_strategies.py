@@ -6,6 +6,7 @@ import fake_engine
 import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
 from pytest_nnxcheck import Layer, Nesting, check
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
@@ -176,6 +177,28 @@ def test_without_functional_they_capture_too_or_are_left_out():
     assert str(strategies.workable(Nesting.parse("jit > scan"), plain, Exclusions(adds_state=True))) == "jit"
 
 
+@pytest.mark.parametrize(
+    "given, exclusions",
+    [
+        ({"transforms": ("shard_map",), "styles": ("argument", "functional")}, Exclusions(swept=1, unfit=frozenset({Layer("shard_map"), Layer("shard_map", "functional")}))),
+        ({"styles": ("closure",)}, Exclusions(frozenset({"closure"}), swept=1)),
+    ],
+    ids=["no style makes it fit", "every style is refused"],
+)  # fmt: skip
+def test_where_no_layer_can_be_drawn_it_is_the_un_nested_call(given, exclusions):
+    drawn = strategies.nestings(merge(given), lambda mode: exclusions)
+    assert find(drawn, lambda nesting: True, settings=quiet) == Nesting()
+
+
+@pytest.mark.parametrize(
+    "given, draws",
+    [({}, True), ({"max_examples": 0}, False), ({"max_depth": 1}, False), ({"max_depth": 1, "sweep": "probes"}, True)],
+)
+def test_nothing_is_drawn_where_the_sweep_had_all(given, draws):
+    few = {"transforms": "jit,scan", "styles": "argument", "max_examples": 9, **given}
+    assert (len(run(**few)) > len(run(**few | {"max_examples": 0}))) == draws
+
+
 def test_every_further_layer_is_drawn():
     drawn = run(transforms=",".join(("jit", *FURTHER)), max_examples=150)
     layers = {str(layer) for text in drawn for layer in Nesting.parse(text).layers}
@@ -231,5 +254,7 @@ def test_every_mode_is_drawn_but_those_that_are_closed():
     drawn = strategies.nestings(three, known.get)
     assert str(find(drawn, lambda nesting: True, settings=quiet)) == "graph_no_updates: jit > jit"
     assert str(find(drawn, lambda nesting: nesting.mode == "tree", settings=quiet)) == "tree: jit > jit"
+    with pytest.raises(NoSuchExample):
+        find(drawn, lambda nesting: nesting.mode == "graph", settings=settings(quiet, max_examples=100))
     closed = strategies.nestings(three, lambda mode: Exclusions(closed=True))
     assert find(closed, lambda nesting: True, settings=quiet) == Nesting(mode="graph")

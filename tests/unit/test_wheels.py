@@ -1,6 +1,7 @@
 """What a target needs before its compiler is asked: the machine, the wheels that are installed, the environment."""
 
 import os
+from pathlib import Path
 
 import fake_engine
 import pytest
@@ -11,8 +12,8 @@ from pytest_nnxcheck.core.errors import SettingError
 CUDA12 = {"jax-cuda12-pjrt": "0.12.0.1", "jax-cuda12-plugin": "0.12.0.1"}
 CUDA13 = {"jax-cuda13-pjrt": "0.12.0.1", "jax-cuda13-plugin": "0.12.0.1"}
 OLD12 = {"jax-cuda12-pjrt": "0.10.2", "jax-cuda12-plugin": "0.10.2"}
-NO_TPU = "needs the compiler of TPUs: pip install 'pytest-nnxcheck[tpu]' (0.6 GB, Linux on x86-64)"
-NO_CUDA = "needs the compiler of NVIDIA GPUs: pip install 'pytest-nnxcheck[cuda]' (0.5 GB, Linux on x86-64)"
+NO_TPU = "needs the compiler of TPUs: pip install '.[tpu]' in a checkout of pytest-nnxcheck (0.6 GB, Linux on x86-64)"
+NO_CUDA = "needs the compiler of NVIDIA GPUs: pip install '.[cuda]' in a checkout of pytest-nnxcheck (0.5 GB, Linux on x86-64)"
 
 PINNED = "'jax-cuda12-pjrt==0.12.0.1' 'jax-cuda12-plugin==0.12.0.1'"
 
@@ -111,6 +112,14 @@ def test_the_libtpu_of_the_jax_that_is_installed_is_read(monkeypatch):
     assert ": pip install 'libtpu==0." in checked("v5e")
 
 
+def test_every_page_and_error_says_the_install_command_of_the_readme():
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "pytest_nnxcheck").rglob("*.py")]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    assert "pip install '.[tpu]'" in texts["README.md"]
+    assert [name for name, text in texts.items() if "pytest-nnxcheck[" in text] == []
+
+
 ALL = {*wheels.WITHOUT_TPU, *wheels.WITHOUT_GPU, *wheels.WITHOUT_BOTH}
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -157,3 +166,12 @@ def test_a_variable_of_the_users_stays_and_is_put_back(machine, bare, own, kept)
     assert {name: seen[name] for name in own} == own | kept
     assert seen["TPU_SKIP_MDS_QUERY"] == "1"
     assert {name: os.environ[name] for name in own} == own
+
+
+def test_without_a_target_nothing_is_set_and_without_a_wheel_neither(machine, bare):
+    before, seen = dict(os.environ), {}
+    assert checked((), seen=seen) == ""
+    assert seen == before
+    machine(system="Darwin", processor="arm64")
+    assert checked("v5e").startswith("the compilers of TPUs and NVIDIA GPUs come as wheels for Linux")
+    assert dict(os.environ) == before

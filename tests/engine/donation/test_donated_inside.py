@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -20,6 +23,13 @@ def linear(seed=0):
 def with_own_arrays(model):
     graphdef, state = nnx.split(model)
     return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+
+
+def shared_clone(model):
+    """A clone; before flax 0.11 it has arrays of its own."""
+    clone = nnx.clone(model)
+    nnx.update(clone, nnx.state(model))
+    return clone
 
 
 def sgd(model, x):
@@ -120,7 +130,7 @@ def test_a_target_that_shares_its_arrays_with_what_is_donated_inside_is_named(fo
     found = call(*subject(nnx.clone))
     assert broken(found) == ["donation"], text(found)
     assert pairs(found) == expected
-    assert "share a buffer: a jit inside the call donates it, and deletes both" in text(found)
+    assert "share all 2 buffers: a jit inside the call donates them, and deletes both" in text(found)
     found = call(*subject(with_own_arrays))
     assert found.outcome.verdict == "held", text(found)
 
@@ -144,6 +154,156 @@ def test_a_target_that_the_code_captured_as_well(copy):
 def test_arrays_that_nobody_misses_may_be_shared(subject, args):
     found = call(subject, *args(nnx.clone))
     assert found.outcome.verdict == "held", text(found)
+
+
+# --- one jit that takes both
+
+
+def learns(q, q_target, x):
+    gradients = nnx.grad(lambda q: ((q(x) - q_target(x)) ** 2).mean())(q)
+    nnx.update(q, jax.tree.map(lambda old, by: old - 0.1 * by, nnx.state(q, nnx.Param), gradients))
+    return x.sum()
+
+
+def moves(q, q_target, x):
+    mean = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, nnx.state(q_target), nnx.state(q))
+    nnx.update(q_target, mean)
+    return x.sum()
+
+
+@functools.partial(nnx.jit, donate_argnames=("q",))
+def decorated(q, q_target, x):
+    return learns(q, q_target, x)
+
+
+@functools.partial(jax.jit, donate_argnames=("q",))
+def of_states(q, q_target, x):
+    return jax.tree.map(lambda new, old: new - 0.1 * old * x.sum(), q, q_target)
+
+
+class Learns:
+    def __init__(self, copy):
+        self.q = linear()
+        self.q_target = copy(self.q)
+        self.step = nnx.jit(learns, donate_argnums=0)
+
+    def learn(self, x):
+        return self.step(self.q, self.q_target, x)
+
+
+def in_a_loop(q, q_target, xs):
+    return [decorated(q, q_target, x) for x in xs]
+
+
+def stateful(q, q_target, x):
+    nnx.update(q, of_states(nnx.state(q), nnx.state(q_target), x))
+
+
+TAKES_BOTH = {
+    "the first": lambda copy: (nnx.jit(learns, donate_argnums=0), *modules(copy)),
+    "the target": lambda copy: (nnx.jit(moves, donate_argnums=1), *modules(copy)),
+    "both": lambda copy: (nnx.jit(learns, donate_argnums=(0, 1)), *modules(copy)),
+    "by name, decorated": lambda copy: (decorated, *modules(copy)),
+    "in a function": lambda copy: (lambda q, q_target, x: decorated(q, q_target, 2 * x), *modules(copy)),
+    "in a loop": lambda copy: (in_a_loop, *modules(copy)),
+    "states, by number": lambda copy: (
+        jax.jit(lambda q, t, x: of_states(q, t, 2 * x), donate_argnums=0),
+        *states(copy),
+    ),
+    "states, by name": lambda copy: (of_states, *states(copy)),
+    "states of modules": lambda copy: (stateful, *modules(copy)),
+    "of a plain object": lambda copy: (Learns(copy).learn, X),
+}
+
+
+@pytest.mark.parametrize("form", TAKES_BOTH)
+def test_one_jit_that_takes_both_and_donates_one_is_found_in_the_plain_call(form):
+    found = call(*TAKES_BOTH[form](shared_clone))
+    assert broken(found) == ["donation"], text(found)
+    assert re.search(r"\w+ and [\w.]+ share all 2 buffers: a jit inside the call donates them, and ", text(found))
+    found = call(*TAKES_BOTH[form](with_own_arrays))
+    assert found.outcome.verdict == "held", text(found)
+
+
+def test_the_refusal_of_jax_is_in_the_message():
+    found = text(call(decorated, *modules(shared_clone)))
+    assert "q and q_target share all 2 buffers: a jit inside the call donates them, and the call raises" in found
+    assert "INVALID_ARGUMENT" in found
+
+
+class OfTwo(nnx.Module):
+    def __init__(self, copy):
+        self.q = linear()
+        self.q_target = copy(self.q)
+
+    def __call__(self, x):
+        return learns(self.q, self.q_target, x)
+
+
+class Normed(nnx.Module):
+    """Its statistics move, and its parameters stay those of the clone."""
+
+    def __init__(self):
+        self.linear, self.norm = linear(), nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.norm(self.linear(x))
+
+
+def after_a_call(copy):
+    model = Normed()
+    target = copy(model)
+    model(X)
+    return model, target
+
+
+NOTED = {
+    "in one module": (lambda copy: (OfTwo(copy), X), "model.q and model.q_target share all 2 buffers"),
+    "in a plain object": (lambda copy: (Trainer2(copy).learn, X), "self.q and self.q_target share all 2 buffers"),
+    "after a call": (
+        lambda copy: (lambda q, old, x: q(x) - old(x), *after_a_call(copy), X),
+        "old and q share 4 of 6 buffers",
+    ),
+    "a jit that donates none": (
+        lambda copy: (nnx.jit(learns), *modules(copy)),
+        "q and q_target share all 2 buffers",
+    ),
+    "a jit that donates something else": (
+        lambda copy: (
+            lambda q, old, other, x: (donating(other, x), learns(q, old, x)),
+            *modules(copy)[:2],
+            linear(2),
+            X,
+        ),
+        "old and q share all 2 buffers",
+    ),
+}
+
+
+class Trainer2:
+    def __init__(self, copy):
+        self.q = linear()
+        self.q_target = copy(self.q)
+
+    def learn(self, x):
+        return learns(self.q, self.q_target, x)
+
+
+@pytest.mark.parametrize("form", NOTED)
+def test_where_only_the_plugin_donates_there_is_a_note_in_one_line(form):
+    subject, note = NOTED[form]
+    found = call(*subject(shared_clone), nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
+    assert [each.partition(", as nnx.clone")[0] for each in found.outcome.notes if "share" in each] == [note]
+    found = call(*subject(with_own_arrays), nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
+    assert "share" not in text(found)
+
+
+@pytest.mark.parametrize("form", ["the first", "by name, decorated", "in a function"])
+def test_a_nesting_breaks_where_the_plain_call_does(form):
+    assert broken(call(*TAKES_BOTH[form](shared_clone), nesting="jit")) == ["donation"]
+    assert call(replaces_target, *modules(shared_clone), nesting="jit").outcome.verdict == "held"
 
 
 @pytest.mark.parametrize("copy", [nnx.clone, with_own_arrays])

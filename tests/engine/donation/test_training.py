@@ -121,9 +121,7 @@ def test_an_optimizer_that_holds_buffers_of_the_model_is_named_with_both_paths(n
 
     found = call(step_of(), *args(lambda leaf: leaf), nesting=nesting)
     shared, violation = rows(found)
-    pairs = {frozenset((f"model.{leaf}", f"optimizer.opt_state[1].{leaf}")) for leaf in LAYERS}
-    assert {frozenset(row.partition(" share a buffer")[0].split(" and ")) for row in shared} == pairs
-    assert all(row.endswith("share a buffer: XLA refuses to donate it twice") for row in shared)
+    assert shared == ["model and optimizer.opt_state[1] share all 4 buffers: XLA refuses to donate them twice"]
     assert "give one of them an array of its own, jnp.copy(value); after" in violation.hint
     assert_healthy(step_of(), args(jnp.copy), nesting)
     model, optimizer, batch = args(lambda leaf: leaf)

@@ -10,7 +10,7 @@ import pytest
 from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
 from checking import broken, call, text
 from flax import nnx
-from healthy import numbers, rngs
+from healthy import assign, numbers, rngs
 from memory_evidence import shown
 
 from pytest_nnxcheck import check
@@ -56,7 +56,7 @@ class Counting(nnx.Module):
         self.total = nnx.Variable(jnp.zeros((256, 1024)))
 
     def __call__(self, x):
-        self.total[...] = self.total[...] + x
+        assign(self.total, self.total[...] + x)
         return self.total[...].sum()
 
 

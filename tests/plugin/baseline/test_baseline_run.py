@@ -7,7 +7,7 @@ import pytest
 from baselines import ERROR, GROWN, NEW_ONLY, OK, PEAKS, RENAMED, UPDATE, entries, section, sizes
 
 from pytest_nnxcheck.core.settings import DEFAULTS, TABLE, merge, names, parse_given
-from pytest_nnxcheck.plugin import baseline, progress
+from pytest_nnxcheck.plugin import baseline
 from pytest_nnxcheck.runner import strategies
 
 CHAINS = [nesting for nesting in strategies.sweep(DEFAULTS) if len(nesting) > 2]
@@ -188,8 +188,8 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("name", names("check"))
 def test_a_setting_narrows_a_run_that_leaves_out_nestings_by_it(name):
-    usual, count = progress.planned(DEFAULTS)
-    planned, others = progress.planned(merge(parse_given({name: OTHERWISE[name]}, str)))
+    usual, count = strategies.planned(DEFAULTS)
+    planned, others = strategies.planned(merge(parse_given({name: OTHERWISE[name]}, str)))
     assert TABLE[name].narrows == (others < count or not {*usual} <= {*planned})
 
 

@@ -84,6 +84,7 @@ JIT = "--nnx-nesting=jit"
 INPUTS = "--nnx-inputs=f32[2,4]"
 BLOCK = ["--nnx-check=models:Block", INPUTS]
 BLOCK_ID = "nnx-check::models:Block(f32(2,4))"
+DECODE = ["--nnx-check=models:Block.decode", "--nnx-inputs=f32[2,4]"]
 TIGHT = "--nnx-memory-budget=10B"
 
 
@@ -277,11 +278,19 @@ def test_options_belong_to_the_check_before_them_and_those_before_the_first_to_a
         "--nnx-abstract",
         "--nnx-check=models:Wide",
         "--nnx-build=Wide( 4, rngs=nnx.Rngs(0) )",
+        "--nnx-check=models:Block",
+        "--nnx-build=Block(max([1,2], step(3)))",
+        "--nnx-inputs=i32[8];scale=[1, 2]",
+        "--nnx-check=models:Wide",
+        "--nnx-build=Wide(1)",
+        "--nnx-abstract",
     ]
     ids = [
         "nnx-check::models:Block(f32(1))",
         "nnx-check::models:Block.decode(abstract;f32(2,4))",
         "nnx-check::models:Wide(Wide(4, rngs=nnx.Rngs(0));f32(1))",
+        "nnx-check::models:Block(Block(max([1, 2], step(3)));i32(8);scale=[1, 2])",
+        "nnx-check::models:Wide(Wide(1);abstract;f32(1))",
     ]
     assert ids_of(named(*typed, "--collect-only", "-q")) == ids
     assert ids_of(named(*ids, *ids, "--collect-only", "-q")) == ids, (
@@ -394,6 +403,7 @@ CHECK, WRONG = "--nnx-check={}".format, "--nnx-inputs={}".format
 STOPPED = [
     ([CHECK("models")], "--nnx-check: 'models' has no colon, write package.module:Name*"),
     ([CHECK("models:")], "--nnx-check: 'models:' is not a module and a name, write package.module:Name*"),
+    ([CHECK("a-b:C")], "--nnx-check: 'a-b:C' is not a module and a name*"),
     ([CHECK("src/models.py::Block")], "*is a file, write its module: src.models:Block"),
     ([CHECK("models.py")], "*'models.py' is a file, write its module: models:Name"),
     ([CHECK("a:B(f32(8)")], "*is not an expression of Python*"),
@@ -434,10 +444,10 @@ REFUSED = {
 }
 
 
-def test_a_name_that_leads_to_nothing_is_one_line_of_a_collection_error(named):
+def test_a_name_that_leads_to_nothing_fails_in_one_line(named):
     result = named(*(f"--nnx-check={name}" for name in REFUSED))
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(failed=len(REFUSED))
     result.stdout.fnmatch_lines([f"option --nnx-check {name}: {said}" for name, said in REFUSED.items()])
     assert "Traceback" not in result.stdout.str()
     assert "pytest_nnxcheck" not in result.stdout.str()
@@ -445,7 +455,7 @@ def test_a_name_that_leads_to_nothing_is_one_line_of_a_collection_error(named):
 
 def test_inputs_that_a_call_does_not_take_are_one_line(named):
     result = named("--nnx-check=models:Block.decode", "--nnx-inputs=f32[2,4];i32[3]")
-    result.assert_outcomes(errors=1)
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*Block.decode takes x; --nnx-inputs has f32[[]2,4];i32[[]3] (too many positional arguments)"]
     )
@@ -453,8 +463,37 @@ def test_inputs_that_a_call_does_not_take_are_one_line(named):
 
 def test_a_name_in_build_that_the_module_has_not(named):
     result = named(*BLOCK, "--nnx-build=Blck(nnx.Rngs(0))")
-    result.assert_outcomes(errors=1)
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["option --nnx-build: models has no 'Blck', did you mean 'Block'?"])
+
+
+WRONG_ONES = {
+    "mistyped": (["--nnx-check=models"], "option --nnx-check: 'models' has no colon, *"),
+    "misspelt": (["--nnx-check=models:Blok"], "option --nnx-check models:Blok: models has no 'Blok', *"),
+    "incomplete": (["--nnx-check=models:Block"], "option --nnx-check models:Block: Block.__call__ takes x, scale; *"),
+    "bad inputs": ([*BLOCK[:1], "--nnx-inputs=fp32[2]"], "option --nnx-inputs: 'fp32[[]2]' has an unknown dtype *"),
+    "bad build": ([*BLOCK[:1], "--nnx-build=B("], "option --nnx-build: 'B(' is not an expression of Python *"),
+    "does not import": (["--nnx-check=failing:x"], "E *RuntimeError: no config"),
+    "a wrong id": (["nnx-check::models"], "option --nnx-check: 'models' has no colon, *"),
+}
+
+
+def test_of_several_checks_the_complete_ones_run_and_each_other_fails_for_itself(named, pytester):
+    pytester.makepyfile(failing="raise RuntimeError('no config')")
+    result = named(*BLOCK, *(word for words, _ in WRONG_ONES.values() for word in words), *DECODE, JIT)
+    result.assert_outcomes(passed=2, failed=len(WRONG_ONES) - 1)  # the id names the first of them
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    for _, said in WRONG_ONES.values():
+        result.stdout.fnmatch_lines([said])
+    result.stdout.fnmatch_lines([f"{BLOCK_ID}  1 nesting: 1 passed; *"])
+    assert "pytest_nnxcheck" not in result.stdout.str()
+
+
+def test_a_report_has_the_check_that_could_not_be_made(named, pytester):
+    named(*BLOCK, "--nnx-check=models:Blok", JIT, "--nnx-report=report.json")
+    tests = json.loads((pytester.path / "report.json").read_text(encoding="utf-8"))["tests"]
+    ends = {test["nodeid"]: (test["outcome"], "models has no 'Blok'" in test["message"]) for test in tests}
+    assert ends == {BLOCK_ID: ("passed", False), "nnx-check::models:Blok": ("failed", True)}
 
 
 RETURNS = {
@@ -520,16 +559,16 @@ def test_an_exception_of_the_users_shows_the_users_lines(named, name, options):
 def test_a_module_that_does_not_import_shows_its_own_lines(named, pytester):
     pytester.makepyfile(failing="import models\nraise RuntimeError('no config')", lacking="import not_installed_here")
     result = named("--nnx-check=failing:x")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["failing.py:2: in <module>", "E *RuntimeError: no config"])
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *RuntimeError: no config", "failing.py:2: RuntimeError"])
     assert "pytest_nnxcheck" not in result.stdout.str()
     result = named("--nnx-check=lacking:x")
-    result.stdout.fnmatch_lines(["lacking.py:1: in <module>", "E *No module named 'not_installed_here'"])
+    result.stdout.fnmatch_lines(["E *No module named 'not_installed_here'", "lacking.py:1: ModuleNotFoundError"])
 
 
 def test_a_module_with_a_syntax_error_shows_the_error_alone(named, pytester):
     pytester.makepyfile(unclosed="def f(:\n    pass")
     result = named("--nnx-check=unclosed:f", "--nnx-check=models:Blok")
-    result.assert_outcomes(errors=1)
+    result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*unclosed.py*, line 1", "SyntaxError: *", "option --nnx-check models:Blok: *"])
     assert "runner.py" not in result.stdout.str()

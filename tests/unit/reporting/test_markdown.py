@@ -95,6 +95,14 @@ def test_a_large_run_is_cut_to_what_fits(limit):
     assert html.count("<table>") == html.count("</table>")
 
 
+@pytest.mark.parametrize("lines, taken", [(1, True), (1000, False)])
+def test_a_long_program_is_not_in_it(lines, taken):
+    found = documents.ended("t.py::t", documents.BROKEN, end="failed")
+    at = next(at for at, each in enumerate(found.nestings) if each.nesting == found.head.shown)
+    text = markdown.render(documents.document(documents.nested(found, at, program_text="print(1)\n" * lines)))
+    assert ("```python\nprint(1)\n" in text) == taken
+
+
 def test_what_fits_is_not_cut():
     tests = [documents.ended(f"t.py::test_{n:03}", documents.BROKEN, end="failed") for n in range(20)]
     text = markdown.render(documents.document(*tests))

@@ -80,6 +80,33 @@ def test_every_link_of_the_page_leads_to_a_place_on_it():
     assert len(parsed.cells()) == sum(len(record.nestings) for record in documents.whole().records)
 
 
+@pytest.mark.parametrize(
+    "outcomes, badges",
+    [
+        (documents.BROKEN, {"failed": "✗ failed", "xfailed": "⊘ xfailed", "interrupted": "■ interrupted"}),
+        (documents.HELD, {"passed": "✓ passed", "failed": "! failed", "skipped": "✓ passed", "error": "! error"}),
+        ([], {"skipped": "⊘ skipped", "interrupted": "■ interrupted"}),
+    ],
+    ids=["broken", "held", "none"],
+)
+def test_the_badge_of_a_test(outcomes, badges):
+    for end, said in badges.items():
+        assert said in html_page.render(documents.document(documents.ended("t.py::t", outcomes, end=end))), end
+
+
+def test_transforms_of_the_users_own_have_columns():
+    found = documents.ended("t.py::t", [documents.outcome("jit"), documents.outcome("grad")])
+    found = documents.nested(found, 1, nesting="<own>", layers=("<own>[closure]",))
+    heads = re.findall(r'<th scope="col">(.*?)</th>', html_page.render(documents.document(found)))
+    assert heads[:3] == ["test", "jit", "&lt;own&gt;"]
+
+
+def test_where_nothing_was_measured_there_is_no_order():
+    text = html_page.render(documents.document(documents.ended("t.py::t", [documents.outcome("scan")])))
+    assert "<select" not in text
+    assert "<select" in PAGE
+
+
 def test_a_page_takes_in_the_programs_that_it_has_room_for(monkeypatch):
     broken = [documents.outcome(name, "violated", program=f"{name}.py") for name in ("scan", "remat", "jit")]
     found = documents.ended("t.py::t", broken, end="failed")
