@@ -285,6 +285,7 @@ def derivatives_taken() -> Iterator[list[str]]:
 
         return call
 
-    functions = {name: getattr(module, name) for name in ("jvp", "vjp", "linearize") if hasattr(module, name)}
-    with mock.patch.multiple(module, **{name: noted(name, function) for name, function in functions.items()}):
+    names = [name for name in ("jvp", "vjp", "linearize") if hasattr(module, name)]
+    patches: dict[str, Any] = {name: noted(name, getattr(module, name)) for name in names}
+    with mock.patch.multiple(module, **patches):
         yield taken
