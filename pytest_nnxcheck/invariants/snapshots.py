@@ -1,4 +1,4 @@
-"""What else holds the arrays that a call donates: a snapshot of the body, an attribute. A part of `donation`."""
+"""Snapshots of the body, and attributes, that hold the arrays which a call donates. A part of `donation`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SnapshotShared:
 
 
 def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
-    """What the body, or an object that the call reaches, holds of the leaves that the call writes and the program donates.
+    """The leaves, written by the call and donated by the program, that the body or an object which the call reaches holds as well.
 
     Only the user's own arrays can be told: it is a copy of the state that runs.
     """
