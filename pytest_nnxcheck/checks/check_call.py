@@ -278,6 +278,11 @@ def look(seen: Seen, reason: Reason) -> Seen:
         raise observation.error
     if reason == "own jit" and meets_own_jit(call, observation):
         observation = replace(observation, error=Unfit(Misfit("own jit", call.subject.opened[0][0])))
+    if any(not leak.line for leak in observation.leaks):
+        leaks = observation.leaks
+        kept = call.once("kept at", lambda: causes.with_lines(call.subject, leaks), *(leak.path for leak in leaks))
+        at = {leak.path: leak.kept_at for leak in kept}
+        observation = replace(observation, leaks=tuple(replace(leak, kept_at=at.get(leak.path, "")) for leak in leaks))
     ran = replace(seen.ran, call=call, observation=observation)
     # An un-nested call that raises is the user's own error, whatever else it breaks.
     judges = observation.proves and (call.nesting.layers or observation.error is None)
