@@ -18,8 +18,8 @@ from pytest_nnxcheck.devices import set_variables
 OLDEST = "0.5.3"
 """The oldest jax that targets were tried with. No version between it and 0.4.33 was."""
 _MISSING = {
-    "tpu": "needs the compiler of TPUs: pip install 'pytest-nnxcheck[tpu]' (0.6 GB, Linux on x86-64)",
-    "cuda": "needs the compiler of NVIDIA GPUs: pip install 'pytest-nnxcheck[cuda]' (0.5 GB, Linux on x86-64)",
+    "tpu": "needs the compiler of TPUs: pip install '.[tpu]' in a checkout of pytest-nnxcheck (0.6 GB, Linux on x86-64)",
+    "cuda": "needs the compiler of NVIDIA GPUs: pip install '.[cuda]' in a checkout of pytest-nnxcheck (0.5 GB, Linux on x86-64)",
 }
 _CUDA_PAIRS = (("jax-cuda13-pjrt", "jax-cuda13-plugin"), ("jax-cuda12-pjrt", "jax-cuda12-plugin"))
 """In the order in which jax looks for them; it skips a pair of another version."""

@@ -246,6 +246,9 @@ BARRIER, CONSTRAINT = "optimization_barrier", "sharding_constraint"
 COPIES = frozenset({"copy", "copy_p", BARRIER, CONSTRAINT, "name", "stop_gradient"})
 """Primitives that hand their operand on."""
 
+NEUTRAL = {"mul": 1, "div": 1, "add": 0, "sub": 0}
+"""Primitives that XLA drops where their second operand is this number; a product and a sum also where the first one is."""
+
 READ_SLICE, UPDATE_SLICE = "dynamic_slice", "dynamic_update_slice"
 
 RESHAPES = frozenset({"broadcast_in_dim", "squeeze"})

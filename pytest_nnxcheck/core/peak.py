@@ -18,6 +18,9 @@ COPY_SHARE = 0.05
 """The share of the state's bytes from which a copy counts. Healthy programs hold no copies at all, so that it can be small: one stack of a few layers'
 parameters, beside the moments of Adam."""
 
+LEAF = 4 * 1024
+"""Bytes from which a second buffer of a whole leaf counts. XLA needs none for its own arithmetic, whose temporaries are judged from `FLOOR` on."""
+
 SHOWN = 10
 """Buffers, and leaves, that are kept of each nesting: the largest."""
 
@@ -31,9 +34,9 @@ UNRECORDED = {"record": False}
 """Marks a field that reports leave out."""
 
 
-def least_copy(state: int) -> int:
-    """Bytes of copies that count, for a state of so many bytes a device."""
-    return max(round(COPY_SHARE * state), FLOOR)
+def least_copy(state: int, *, whole: bool = False) -> int:
+    """Bytes of copies that count, for a state of so many bytes a device; ``whole`` for copies that are whole leaves."""
+    return max(round(COPY_SHARE * state), LEAF if whole else FLOOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +253,25 @@ class Copies:
     """Bytes that the program holds since it hands values back unchanged."""
     returned: int = 0
     """Outputs that are state."""
+    whole: bool = False
+    """True if the program has a buffer that is a copy of a whole leaf."""
 
     @property
     def bytes(self) -> int:
         """The sum of both."""
         return self.handed_back + self.returned
+
+    def hands_back(self, state: int) -> bool:
+        """True if what the program hands back unchanged counts, for a state of so many bytes a device."""
+        return self.handed_back >= least_copy(state, whole=self.whole)
+
+    def returns(self, state: int) -> bool:
+        """True if the outputs that are state count: each is a whole leaf."""
+        return self.returned >= least_copy(state, whole=True)
+
+    def count(self, state: int) -> bool:
+        """True if either counts, or both together."""
+        return self.hands_back(state) or self.returns(state) or self.bytes >= least_copy(state)
 
 
 NO_COPIES = Copies()

@@ -16,7 +16,6 @@ import jax
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import copied
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms
-from pytest_nnxcheck.compat.graph import set_variable_value, variable_value
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
@@ -129,9 +128,9 @@ class Example:
             lost = self.places.pop().restore()
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
         for variable, copy in self.copies:
-            value = variable_value(variable)
+            value = graph.variable_value(variable)
             if isinstance(value, jax.Array) and id(value) not in self.stand_ins and value.is_deleted():
-                set_variable_value(variable, copy)
+                graph.set_variable_value(variable, copy)
 
     def lacks(self, subject: Subject) -> bool:
         """True if something that the call is handed is a stand-in, and has no value."""
@@ -210,7 +209,7 @@ def call_unchecked(
     example.places.append(before.places)
     # A jit inside the call may donate what the places hold on to.
     example.copies += [
-        (variable, copy_leaf(variable_value(variable))) for _, variable in graph.variables(subject.state)
+        (variable, copy_leaf(graph.variable_value(variable))) for _, variable in graph.variables(subject.state)
     ]
     if handed == "traced":
         with contextlib.suppress(Exception), subject.undone(subject.state, before):

@@ -19,7 +19,6 @@ from pytest_nnxcheck.compat import flax_modes, staging
 from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, is_ref, value_of
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms, cached_compiles, to_the_end
 from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
-from pytest_nnxcheck.compat.staging import StagedJit
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
@@ -121,7 +120,7 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
     # Their paths are those of the state before the program runs.
     parameters = root.parameters()
 
-    def execute(staged: StagedJit) -> Any:
+    def execute(staged: staging.StagedJit) -> Any:
         program = measured(root, parameters, staged, call.memo.shared_programs, how)
         program = program if how.targets is None else replace(program, targets=how.targets(program))
         programs.append(with_addresses(program) if subject.abstract else program)
@@ -196,7 +195,7 @@ def traced_again(call: Call, nesting: Nesting, after: Any) -> bool:
         traces.append(len(traces))
         return call.subject.function(*args, **kwargs)
 
-    def stop(_: StagedJit) -> Any:
+    def stop(_: staging.StagedJit) -> Any:
         raise Stopped
 
     subject = call.subject.for_run(counted)
@@ -408,7 +407,7 @@ def is_small(call: Call) -> bool:
 class Program:
     """The program of a jit at the root, compiled and read."""
 
-    staged: StagedJit
+    staged: staging.StagedJit
     traced: TracedProgram
     names: tuple[str, ...]
     """The names of its flat parameters, as far as they are known."""
@@ -439,7 +438,7 @@ class Program:
 def measured(
     root: Root,
     parameters: tuple[str, ...],
-    staged: StagedJit,
+    staged: staging.StagedJit,
     programs: SharedPrograms,
     how: How,
 ) -> Program:
@@ -450,7 +449,8 @@ def measured(
     if label not in compiled.read:
         compiled.read[label] = buffers.read(compiled.program, subject=label)
     memory, arguments = compiled.read[label].with_names(names), jax.tree.leaves(staged.arguments)
-    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, leaves=len(parameters))
+    outputs, returned = root.outputs(len(staging.open_jaxpr(staged.traced.jaxpr).outvars))
+    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, outputs=outputs, returned=returned)
 
     def split_of(jitted: Any) -> Split:
         return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_nnxcheck import wheels
-from pytest_nnxcheck.compat import compile_cache, staging, targets
-from pytest_nnxcheck.compat.compile_cache import canonical
+from pytest_nnxcheck.compat import staging, targets
+from pytest_nnxcheck.compat.compile_cache import canonical, folder_of_compiles
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.nesting import Layer
@@ -175,7 +175,7 @@ class OnTargets:
         versions = map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib"))
         environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
         key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
-        folder = compile_cache.folder_of_compiles()
+        folder = folder_of_compiles()
         kept = None if folder is None else Folder(folder, "-target.json", _to_bytes, OnTarget.of_json)
         return self.known.recall(key, judge, kept)
 

@@ -15,7 +15,6 @@ import jax
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.compat.graph import is_variable, variable_value
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.facts import ArrayType, InnerDonation, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting
@@ -78,7 +77,7 @@ def clones(ran: Ran) -> Pairs:
     call, walked = ran.call, ran.call.originals.walk
     if walked is None or not call.originals.shared or call.settings.donate != DEFAULTS.donate:
         return ()
-    types = {path: type(node) for path, node in walked.nodes if not is_variable(node)}
+    types = {path: type(node) for path, node in walked.nodes if not graph.is_variable(node)}
     places = {pair: holders(*pair) for pair in call.originals.shared}
     alike = [pair for pair, (one, two) in places.items() if one in types and types[one] is types.get(two)]
     if alike and ran.profile.program.inner_donations:
@@ -181,9 +180,9 @@ def held_outside(call: Call) -> Pairs:
     own_variables = {id(variable) for _, variable in graph.variables(subject.state)}
     leaf = {id(array): subject.path(path) for path, array in graph.raw_leaves(subject.state)}
     outside = (
-        (leaf.get(id(variable_value(node))), path)
+        (leaf.get(id(graph.variable_value(node))), path)
         for path, node in (walked.nodes if walked else ())
-        if is_variable(node) and id(node) not in own_variables
+        if graph.is_variable(node) and id(node) not in own_variables
     )
     return tuple((name, path) for name, path in outside if name is not None)
 

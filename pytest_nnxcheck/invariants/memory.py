@@ -38,12 +38,12 @@ def judge(ran: Ran) -> Iterator[Finding]:
 
 def of_program(ran: Ran, memory: Memory, bound: Bound) -> Iterator[Finding]:
     """A peak over the bound; with the default bound also copies of the state and captured constants."""
-    copies, call, state = ran.observation.copies.bytes, ran.profile.program, ran.profile.copied_bytes
+    copies, call, state = ran.observation.copies, ran.profile.program, ran.profile.copied_bytes
     figures = Figures(memory.split, bound, state, ran.profile.devices, cause(ran))
     if memory.peak > bound.budget:
         yield PeakOverBudget(figures=figures)
-    if bound.default and copies >= least_copy(state):
-        yield StateCopied(figures=figures, bytes=copies)
+    if bound.default and copies.count(state):
+        yield StateCopied(figures=figures, bytes=copies.bytes)
     if bound.default and captures(ran):
         yield ConstantsCaptured(figures=replace(figures, cause=captured_cause(call)), bytes=captured_bytes(call))
 
@@ -75,16 +75,16 @@ def cause(ran: Ran) -> PeakCause:
     """The cause of the peak, where that is known: a scan that writes its parameters back, constants that could be arguments, leaves that are
     returned as well, a branch that a vmap maps.
     """
-    copies, call, least = ran.observation.copies, ran.profile.program, least_copy(ran.profile.copied_bytes)
-    if call.scans_references and copies.handed_back >= least:
+    copies, call, state = ran.observation.copies, ran.profile.program, ran.profile.copied_bytes
+    if call.scans_references and copies.hands_back(state):
         return "scan over references"
-    if call.writes_back and copies.handed_back >= least:
+    if call.writes_back and copies.hands_back(state):
         if not call.remat_in_scan:
             return "scan writes back"
         return "scan writes back, remat" if graph.remat_updates_can_be_off() else "scan writes back, checkpoint"
     if captures(ran):
         return captured_cause(call)
-    if copies.returned >= least:
+    if copies.returns(state):
         return "returned"
     return "mapped branch" if call.branches and broadcasts_for_map(ran) else ""
 

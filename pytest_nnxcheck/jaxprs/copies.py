@@ -8,17 +8,17 @@ compiles and compares the two.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
-from pytest_nnxcheck.core.peak import Copies, Split, least_copy
-from pytest_nnxcheck.jaxprs.flow import all_equations, called, handed_through, sources, uses
+from pytest_nnxcheck.core.peak import LEAF, Copies, Memory, Split, least_copy
+from pytest_nnxcheck.jaxprs.flow import all_equations, called, handed_through, uses
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -83,6 +83,8 @@ def _results(eqn: Any, operands: Sequence[Value]) -> Sequence[Value]:
         inside = _values(inner, operands)
         return [_value(var, inside) for var in inner.outvars]
     name = eqn.primitive.name
+    if name in staging.NEUTRAL and (kept := _kept(eqn)) is not None:
+        return [operands[kept]]
     if name == staging.READ_SLICE:
         return [(*operands, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape)]
     if name in staging.RESHAPES and type(operands[0]) is tuple:
@@ -92,6 +94,17 @@ def _results(eqn: Any, operands: Sequence[Value]) -> Sequence[Value]:
         puts_back = part == (whole, *place, *(var.aval.shape for var in eqn.invars[:2]))
         return [whole if puts_back else object()]
     return [object() if number is None else operands[number] for number in handed_through(eqn, FORWARDED)]
+
+
+def _kept(eqn: Any) -> int | None:
+    """The number of the operand that an operation gives as it is, since the other one is the number that is neutral to it."""
+    name = eqn.primitive.name
+    numbers: list[Any] = [getattr(var, "val", None) for var in eqn.invars]
+    for kept, other in ((0, 1), (1, 0)) if name in ("mul", "add") else ((0, 1),):
+        is_neutral = np.ndim(numbers[other]) == 0 and numbers[other] == staging.NEUTRAL[name]
+        if is_neutral and eqn.invars[kept].aval == eqn.outvars[0].aval:
+            return kept
+    return None
 
 
 def handed_bytes(jaxpr: Any) -> int:
@@ -114,10 +127,11 @@ def handed_inputs(jaxpr: Any) -> frozenset[int]:
     return frozenset(number for number, var in enumerate(jaxpr.invars) if len(same(var)) > 1)
 
 
-def returned_twice(jaxpr: Any, numbers: frozenset[int]) -> list[int]:
-    """The inputs that come out unchanged more than once, each as often as there is one too many."""
-    times = Counter(source for source in sources(staging.open_jaxpr(jaxpr)) if source in numbers)
-    return [*(times - Counter(numbers)).elements()]
+def output_values(jaxpr: Any) -> tuple[list[Value], list[Value]]:
+    """The values of the inputs and of the outputs of an open jaxpr: outputs that are one value are one object, an input that is handed on as well."""
+    inputs = [object() for _ in jaxpr.invars]
+    values = _values(jaxpr, inputs)
+    return inputs, [_value(var, values) for var in jaxpr.outvars]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +144,39 @@ class TracedProgram:
     """The flat arguments that it was traced for."""
     donated: tuple[int, ...]
     """The numbers of the arguments that it donates."""
-    leaves: int = 0
-    """The number of arguments, from the first, that are leaves of the state."""
+    outputs: range = range(0)
+    """The numbers of the outputs that the call returns; all others are the state."""
+    returned: Mapping[int, int] = field(default_factory=dict)
+    """The bytes on one device of the outputs that the call returns as the value of a leaf, by number."""
     keep_unused: bool = True
     """True if arguments that nobody reads stay in the program."""
 
     @classmethod
-    def of(
-        cls, closed: Any, arguments: Iterable[Any], flags: Iterable[bool], *, leaves: int = 0, keep_unused: bool = True
-    ) -> TracedProgram:
-        """The program of a closed jaxpr and its flat arguments; the flags are true for those that it donates."""
+    def of(cls, closed: Any, arguments: Iterable[Any], flags: Iterable[bool], **further: Any) -> TracedProgram:
+        """The program of a closed jaxpr and its flat arguments; the flags are true for those that it donates, and ``further`` are other fields."""
         references = {number for number, var in enumerate(staging.open_jaxpr(closed).invars) if is_ref_type(var.aval)}
         donated = references | {number for number, is_donated in enumerate(flags) if is_donated}
         arrays = [
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) if number in references else leaf
             for number, leaf in enumerate(arguments)
         ]
-        return cls(discharged(closed), arrays, tuple(sorted(donated)), leaves, keep_unused)
+        return cls(discharged(closed), arrays, tuple(sorted(donated)), **further)
 
     @property
     def hoisted(self) -> bool:
         """True if it has inputs that nobody passes: leaked tracers on jax 0.5, a captured `jax.Ref`."""
         return len(staging.open_jaxpr(self.jaxpr).invars) != len(self.arguments)
+
+    def returned_bytes(self) -> int:
+        """Bytes of the outputs of the call that are the value of a leaf, which the program gives back as well: no two outputs can share a buffer.
+
+        A leaf that it only reads, and does not donate, is an argument and one output more, wherever that goes.
+        """
+        jaxpr = staging.open_jaxpr(self.jaxpr)
+        inputs, values = output_values(jaxpr)
+        handed_in = {id(value) for number, value in enumerate(inputs) if number not in self.donated}
+        state = {id(value) for number, value in enumerate(values) if number not in self.outputs} - handed_in
+        return sum(size for number, size in self.returned.items() if id(values[number]) in state)
 
 
 def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callable[[Any], Split | None]) -> Copies:
@@ -160,12 +185,16 @@ def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callabl
     Another jitted function of the same arguments is compiled, and ``split_of`` gives its totals, only where the totals, and what the program
     hands through, leave room for copies that count.
     """
-    least = least_copy(state)
-    if held.temporaries + held.outputs - held.aliased < least:
+    room, whole = held.temporaries + held.outputs - held.aliased, isinstance(held, Memory) and has_leaf_twice(held)
+    if room < least_copy(state, whole=True):
         return Copies()
-    again = returned_twice(program.jaxpr, frozenset(program.donated) & {*range(program.leaves)})
-    returned = sum(nbytes(program.arguments[number]) for number in again)
-    if program.hoisted or handed_bytes(program.jaxpr) < least:
+    returned, least = program.returned_bytes(), least_copy(state, whole=whole)
+    if program.hoisted or min(room, handed_bytes(program.jaxpr)) < least:
         return Copies(returned=returned)
     plain = split_of(staging.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=program.keep_unused))
-    return Copies(max(held.peak - held.constants - plain.peak, 0) if plain else 0, returned)
+    return Copies(max(held.peak - held.constants - plain.peak, 0) if plain else 0, returned, whole)
+
+
+def has_leaf_twice(memory: Memory) -> bool:
+    """True if a buffer at the peak is a copy of a whole argument, and large enough to count."""
+    return any(buffer.whole and buffer.bytes >= LEAF for buffer in memory.made)

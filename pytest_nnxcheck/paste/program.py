@@ -501,6 +501,8 @@ class Programs:
     """Returns the folder of the files; without one they are kept as text alone."""
     near: Path | None = None
     """The folder that their paths are shown relative to."""
+    place: tuple[str, int] = ("<check>", 1)
+    """The user's file and line, where warnings are shown."""
     texts: dict[Nesting, str] = field(default_factory=dict)
     """The programs of the nestings that broke."""
     _body: Any = None
@@ -596,7 +598,7 @@ class Programs:
                 self._problem = one_line(f"{type(error).__name__}: {error}")
                 text = f"the programs to paste of {one_line(self.test.test_id)} cannot be written ({self._problem})"
                 with contextlib.suppress(ProgramWarning):
-                    warnings.warn(ProgramWarning(text), stacklevel=2)
+                    warnings.warn_explicit(ProgramWarning(text), None, *self.place)
 
 
 # --- the programs of a check outside of pytest
@@ -606,4 +608,5 @@ def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwarg
     """The programs of a `check`, as text: nobody said where files could go."""
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
     test = Report((), Settings(), test_id=f"check({name})")
-    return Programs(test, lambda _body: usage.of_check(frame, subject, args, kwargs))
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else Programs.place
+    return Programs(test, lambda _body: usage.of_check(frame, subject, args, kwargs), place=place)

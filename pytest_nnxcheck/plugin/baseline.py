@@ -21,12 +21,10 @@ import pytest
 from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import PUBLIC, SettingError
-from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.core.settings import CHECK_ID, MARKER, TABLE, flag
 from pytest_nnxcheck.core.text import Unreadable, counted
 from pytest_nnxcheck.plugin import gathered, options
 from pytest_nnxcheck.plugin.gathered import Gathered, Running
-from pytest_nnxcheck.plugin.options import Given
 from pytest_nnxcheck.reporting import baseline, earlier
 from pytest_nnxcheck.reporting.baseline import ANY_STAMP, NEW_ONLY, UPDATE, Baseline, Request
 from pytest_nnxcheck.reporting.records import Head, Record
@@ -68,7 +66,7 @@ def register(config: pytest.Config) -> BaselineHooks | None:
 class BaselineHooks:
     """The baseline in the file, and the lines to write at the end."""
 
-    def __init__(self, request: Request, given: Given, stored: Baseline | None) -> None:
+    def __init__(self, request: Request, given: options.Given, stored: Baseline | None) -> None:
         self.request, self.path, self.origin, self.stored = request, given.folder / given.value, given.origin, stored
         self.failures = 0
         self.lines: list[tuple[str, bool]] = []
@@ -193,7 +191,7 @@ class Table:
     """The expected failures of the tests whose node id matches a pattern."""
 
     pattern: str
-    entries: tuple[ExpectedFailure, ...]
+    entries: tuple[expected_failures.ExpectedFailure, ...]
     line: int = 1
     """The line where the table starts in the file."""
 
@@ -223,7 +221,7 @@ def read(path: Path, shown: str) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def register_suite(config: pytest.Config, file: Given) -> Suite:
+def register_suite(config: pytest.Config, file: options.Given) -> Suite:
     """Register the file that the run names. Raises `SettingError` that names option and file."""
     try:
         suite = Suite(file.folder / file.value, file.value)
@@ -243,7 +241,7 @@ class Suite:
         self.errors: list[str] = []
         """The warnings of a run in which warnings are errors."""
 
-    def entries(self, item: pytest.Item) -> tuple[ExpectedFailure, ...]:
+    def entries(self, item: pytest.Item) -> tuple[expected_failures.ExpectedFailure, ...]:
         """The entries for a test; where two tables have the same key, the earlier one wins."""
         nodeid = gathered.nodeid(item)
         tables = [table for table in self.tables if table.matches(nodeid)]

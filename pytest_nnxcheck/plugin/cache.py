@@ -46,7 +46,9 @@ def programs_of(item: Any, argument: str, typed: str) -> Programs:
         return usage.of_test(body, origin)
 
     test = Report((), settings.Settings(), test_id=item.nodeid, argument=argument, options=typed)
-    return program.Programs(test, usage_of, functools.partial(folder_of_programs, config), config.invocation_params.dir)
+    path, line, _ = item.reportinfo()
+    folder, place = functools.partial(folder_of_programs, config), (str(path), (line or 0) + 1)
+    return program.Programs(test, usage_of, folder, config.invocation_params.dir, place)
 
 
 def folder_of_programs(config: Any) -> Path:

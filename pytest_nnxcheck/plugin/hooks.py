@@ -317,7 +317,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     from pytest_nnxcheck.reporting import report
 
-    width, verbose = config.get_terminal_writer().fullwidth, config.get_verbosity() > 0
+    width, verbose = config.get_terminal_writer().fullwidth, options.is_verbose(config)
     heads = sorted((record.head for record in tests.values() if record.head.summary), key=lambda head: head.nodeid)
     if heads:
         terminalreporter.section(TITLE)

@@ -87,6 +87,11 @@ def _ini_type(kind: str) -> Any:
     return "int" if kind == "number" and pytest.version_tuple >= (8, 4) else "string"
 
 
+def is_verbose(config: pytest.Config) -> bool:
+    """True if somebody asked for ``-v``, also beside a ``-q`` of the ini file, which takes one from the other."""
+    return config.get_verbosity() + int(config.getoption("quiet", 0) or 0) > 0
+
+
 def typed(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """The options as they were typed."""
     values = {name: getattr(options, f"nnx_{name}", None) for name in names}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
-from pytest_nnxcheck.plugin import gathered
+from pytest_nnxcheck.plugin import gathered, options
 from pytest_nnxcheck.plugin.pytest_internals import write_uncaptured
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def attach(item: pytest.Item, run: Run) -> None:
     """Show how far the run of a test is: not with -q, and not in a worker of xdist."""
     config = item.config
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is None or config.get_verbosity() < 0 or gathered.is_worker(config):
+    is_quiet = config.get_verbosity() < 0 and not options.is_verbose(config)
+    if reporter is None or is_quiet or gathered.is_worker(config):
         return
     unattended = any(map(os.environ.get, ("CI", "BUILD_NUMBER"))) or os.environ.get("TERM") == "dumb"
     patience = TERMINAL if reporter.isatty and not unattended else LOG
@@ -42,7 +43,7 @@ class Progress:
     def __init__(self, item: pytest.Item, settings: Settings, *, patience: float) -> None:
         self.item = item
         self.count = Count(settings)
-        self.of_nestings = item.config.get_verbosity() > 0
+        self.of_nestings = options.is_verbose(item.config)
         """True if each nesting has a line, as with -v."""
         self.due = time.perf_counter() + patience
         self.said: dict[Nesting, object] = {}

@@ -20,9 +20,7 @@ from pytest_nnxcheck.plugin.marker import is_test_case
 from pytest_nnxcheck.walk.raw_access import class_name
 from pytest_nnxcheck.watch import leftovers, message, programs
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported, Root
-from pytest_nnxcheck.watch.message import LeftBehind, Unmarked
 from pytest_nnxcheck.watch.monitor import Monitor
-from pytest_nnxcheck.watch.programs import UnusedBuffers, WatchedPrograms
 
 TITLE = "nnx watch"
 _WIRE = "nnx_watch"
@@ -51,7 +49,7 @@ class WatchHooks:
     def __init__(self, budget: Budget | None, *, fails: bool) -> None:
         self.fails = fails
         self.budget = budget
-        self.programs = WatchedPrograms(budget.bytes if budget is not None else None)
+        self.programs = programs.WatchedPrograms(budget.bytes if budget is not None else None)
         self.reported = Reported()
         self.monitor = Monitor()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
@@ -96,7 +94,7 @@ class WatchHooks:
         first = self._look(item, set_up_before)
         before, looks = self.reported.new(first), [first]
         inside: list[Leftover] = []
-        unused: list[UnusedBuffers] = []
+        unused: list[programs.UnusedBuffers] = []
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
@@ -113,7 +111,7 @@ class WatchHooks:
             raised = False
         finally:
             looks.append(self._look(item, set_up_before))
-            left = LeftBehind(
+            left = message.LeftBehind(
                 before,
                 (
                     *inside,
@@ -149,7 +147,7 @@ class WatchHooks:
         ]
         return leftovers.of_test(item.function, item.instance, fixtures)
 
-    def _note(self, item: pytest.Function, left: LeftBehind, *, complete: bool) -> None:
+    def _note(self, item: pytest.Function, left: message.LeftBehind, *, complete: bool) -> None:
         item.stash[_result] = {
             "kinds": list(left.named()),
             "headline": message.headline(left),
@@ -168,7 +166,7 @@ class WatchHooks:
             return None
         test = f"{item.parent.nodeid if item.parent else ''}::{item.originalname}"
         place = f"{os.path.relpath(call.file, item.config.rootpath)}:{call.line}"
-        return Unmarked(test, message.definition(function), call.type, place, call.name)._asdict()
+        return message.Unmarked(test, message.definition(function), call.type, place, call.name)._asdict()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -204,8 +202,8 @@ class WatchHooks:
         count = message.summary(len(results), partly, kinds, missing)
         # Of the parameters of a test the first that called a module, in whatever order they ran.
         found = [result["to_mark"] for _, result in sorted(self.results.items(), reverse=True) if result["to_mark"]]
-        unmarked = sorted({test["test"]: Unmarked(**test) for test in found}.values())
-        is_verbose = terminalreporter.config.get_verbosity() > 0
+        unmarked = sorted({test["test"]: message.Unmarked(**test) for test in found}.values())
+        is_verbose = options.is_verbose(terminalreporter.config)
         for line in (*lines, count, *message.to_mark(unmarked, all_=is_verbose)):
             terminalreporter.write_line(line)
         if lines and not gathered.is_worker(terminalreporter.config):

@@ -20,7 +20,6 @@ from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.peak import OnTarget
-from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row, some
 from pytest_nnxcheck.reporting import memory_breakdown, target_rows, violations
 from pytest_nnxcheck.reporting.records import ExpectedRecord, Head, NestingRecord, Record, made, plain
@@ -36,7 +35,10 @@ _REASONS = {"failed": "raised", "rejected": "reason"}
 LONGEST_PROGRAM = 256 * 1024
 """Characters of a program to paste that a record takes in; a longer file is named by its path alone."""
 
-_RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
+_REPEATED = (
+    "the body runs many times with the same fixtures: if it depends on randomness, or on what it has left in tmp_path, make it repeat itself;"
+    " the nesting may not be the cause"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Report:
 
     outcomes: tuple[Outcome, ...]
     """One outcome for each nesting, in the order in which they ran."""
-    settings: Settings
+    settings: table.Settings
     """The settings of the check."""
     notes: tuple[str, ...] = ()
     """Facts that no invariant judges, and layers that were left out, with the reason."""
@@ -325,7 +327,7 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     if rest:
         rows.insert(0, ("nesting", f"{outcome.nesting}   {rest}"))
         if own and report.settings.nesting is None:
-            rows.append(("", _RANDOM))
+            rows.append(("", _REPEATED))
         rows += [("program", outcome.program)] if outcome.program else []
         rows.append(("replay", replay(report, outcome.nesting)))
     return "\n".join(row(*each) for each in rows)

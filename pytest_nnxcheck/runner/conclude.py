@@ -29,7 +29,6 @@ from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.execution import Body, add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
-from pytest_nnxcheck.runner.strategies import Exclusions
 
 # How the notes of hypothesis begin, by version.
 _NOTES = ("Failing test case", "Failing explicit example", "Falsifying example", "Falsifying explicit example")
@@ -110,7 +109,7 @@ TryOut = Callable[[Nesting, Settings], Outcome | None]
 """Runs a nesting, or looks its outcome up; None where the test body raised before the call, or ran no call."""
 
 
-def neighbours(nesting: Nesting, settings: Settings, exclusions: Exclusions) -> tuple[Nesting, ...]:
+def neighbours(nesting: Nesting, settings: Settings, exclusions: strategies.Exclusions) -> tuple[Nesting, ...]:
     """The nestings with one layer in another style, or without one layer, that can run; the plainest first."""
     every: dict[Nesting, None] = {}
     for number, layer in enumerate(nesting.layers):
@@ -164,7 +163,7 @@ def _try_out(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outc
     return execution.outcomes.get(nesting)
 
 
-def explain(outcome: Outcome, settings: Settings, exclusions: Exclusions, try_out: TryOut) -> Outcome:
+def explain(outcome: Outcome, settings: Settings, exclusions: strategies.Exclusions, try_out: TryOut) -> Outcome:
     """The outcome with the rows of what is near it, and without a hint that was tried and failed: to hand a captured module over.
 
     The rows are a donation with which it holds, the neighbours that hold, and the way from the un-nested call to the first that fails.

@@ -44,7 +44,6 @@ from pytest_nnxcheck.runner.execution import (
     plainest,
 )
 from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
-from pytest_nnxcheck.runner.strategies import Exclusions
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.paste.program import Programs
@@ -69,7 +68,9 @@ class Run:
     outcomes: dict[Nesting, Outcome] = field(default_factory=dict)
     facts: CallFacts = NO_FACTS
     notes: list[Note] = field(default_factory=list)
-    exclusions: dict[str, Exclusions] = field(default_factory=lambda: dict.fromkeys(MODES, Exclusions()))
+    exclusions: dict[str, strategies.Exclusions] = field(
+        default_factory=lambda: dict.fromkeys(MODES, strategies.Exclusions())
+    )
     """The nestings that the sweep ruled out, by mode of flax."""
     refusals: dict[str, Outcome] = field(default_factory=dict)
     """The closure styles that flax refused, each with the outcome that showed it."""

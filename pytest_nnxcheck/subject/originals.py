@@ -12,7 +12,6 @@ import numpy as np
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.compat.graph import is_pinned, is_tracing, variable_kind, variable_value
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Leak, Pairs
 from pytest_nnxcheck.core.nesting import Layer
@@ -75,7 +74,7 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
     def computed(arrays: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
         return [(path, array) for path, array in arrays if id(array) not in uncomputed]
 
-    leaves = computed((path, variable_value(variable)) for path, variable in variables)
+    leaves = computed((path, graph.variable_value(variable)) for path, variable in variables)
     met = computed(seen.arrays)
     refuse_deleted([*leaves, *met])
     without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
@@ -93,9 +92,9 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
         shared=shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *computed(inputs)]]),
         views=foreign_views(leaves, views),
         pinned=tuple(
-            (path, f"{variable_kind(variable)} {describe(variable_value(variable))}")
+            (path, f"{graph.variable_kind(variable)} {describe(graph.variable_value(variable))}")
             for path, variable in variables
-            if is_pinned(variable)
+            if graph.is_pinned(variable)
         ),
         mapped=mapped,
         notes=(
@@ -108,7 +107,7 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
 
 def held_before(subject: Subject, tracers: list[FoundTracer]) -> tuple[Leak, ...]:
     """The tracers that the user's objects hold. Raises `CheckError` where the call may be inside the trace that they are of."""
-    if not subject.abstract and not is_tracing():
+    if not subject.abstract and not graph.is_tracing():
         place_of = places_in(subject, subject.state)
         return tuple(replace(leak(left, None, place_of(left)), before=True) for left in tracers)
     paths = ", ".join(tracer.path for tracer in tracers[:3])

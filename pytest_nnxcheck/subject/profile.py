@@ -22,10 +22,10 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, in_type, is_in_ref, nbytes, value_of
-from pytest_nnxcheck.compat.graph import equation_line, variable_value
 from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
+from pytest_nnxcheck.jaxprs.copies import output_values
 from pytest_nnxcheck.subject import copies
 from pytest_nnxcheck.subject.contents import Contents, diff
 from pytest_nnxcheck.subject.subject import Key, Subject, numbered, on_arrays
@@ -49,6 +49,8 @@ class Output:
     """The numbers of the inputs that go into each array."""
     handed_out: tuple[int | None, ...] = ()
     """The number of the input that each array is, unchanged; None for an array that is none."""
+    leaves: tuple[int | None, ...] = ()
+    """The number of the leaf whose value each array is when the call has ended, see `leaves_returned`; None for an array that is none."""
     bytes: int = 0
     """The bytes of whole arrays, on several devices too: only a compiled program shows how outputs are sharded."""
 
@@ -284,7 +286,31 @@ def output_of(subject: Subject, evaluation: Evaluation) -> Output:
             frozenset(number for number in inputs if bits >> (leaves + number) & 1) for bits in evaluation.origins
         ),
         handed_out=tuple(source - leaves if source is not None and source >= leaves else None for source in sources),
+        leaves=tuple(leaves_returned(subject, evaluation, tree.names)),
     )
+
+
+def leaves_returned(subject: Subject, evaluation: Evaluation, names: Sequence[str]) -> Iterator[int | None]:
+    """The number of the leaf whose value each output is, as the call leaves it; None for an output that is none.
+
+    What the module keeps of the call is no such leaf: an input, an `nnx.Intermediate`, and the sole output of a call, which has no name, unless it is a parameter.
+    """
+    variables = dict(graph.variables(subject.state))
+    number_of = {key: number for number, key in enumerate(evaluation.before)}
+    handed_in, values = output_values(evaluation.jaxpr)
+    held = {
+        id(value): key
+        for key, value in zip(evaluation.after, values[len(names) :], strict=True)
+        if key in number_of and not isinstance(variables.get(key[0]), nnx.Intermediate)
+    }
+    for value in handed_in[len(number_of) :]:
+        held.pop(id(value), None)
+    for name, value in zip(names, values, strict=False):
+        key = held.get(id(value))
+        is_result = not name and key in evaluation.moved
+        yield (
+            None if key is None or (is_result and not isinstance(variables.get(key[0]), nnx.Param)) else number_of[key]
+        )
 
 
 def state_of(evaluation: Evaluation) -> StateUse:
@@ -326,7 +352,7 @@ def retyped(jaxpr: Any, outputs: int, before: Mapping[Key, Any], after: Mapping[
             continue
         dtype = getattr(before[key], "dtype", None)
         eqn = flow.retyped_at(jaxpr, number, dtype) if dtype not in (None, getattr(leaf, "dtype", dtype)) else None
-        yield Retyped(key[0], old, new, equation_line(eqn) if eqn is not None else "")
+        yield Retyped(key[0], old, new, graph.equation_line(eqn) if eqn is not None else "")
 
 
 def unused(
@@ -389,7 +415,7 @@ def untrained(
         for path, _ in graph.flat_state(nnx.state(subject.state, getattr(node, "wrt", nnx.Param)))
         if path in variables and not any(path[: len(start)] == start for start in own)
     }
-    shapes = {getattr(variable_value(variables[path]), "shape", ()) for path in paths}
+    shapes = {getattr(graph.variable_value(variables[path]), "shape", ()) for path in paths}
     if paths & changed or shapes & {leaf.shape for leaf in out}:
         return ()
     return tuple(sorted(paths, key=str))

@@ -19,8 +19,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.compat import arrays, flax_modes, graph, staging
-from pytest_nnxcheck.compat.arrays import copied, in_type
-from pytest_nnxcheck.compat.staging import StagedJit
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Layer, Nesting
@@ -199,7 +197,7 @@ def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any
 
 
 def stacked(leaf: Any, *axes: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype, sharding=in_type(leaf, len(axes)))
+    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype, sharding=arrays.in_type(leaf, len(axes)))
 
 
 def gradient_types(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tuple[Any, ...]:
@@ -292,7 +290,7 @@ class Root:
         state = (0,) if first and self.donate != "none" and not holds_references else ()
         return (*state, *(first + number for number in donated_inputs(self.subject, self.nesting, self.donate)))
 
-    def jit(self, run: Callable[[StagedJit], Any]) -> Callable[..., Any]:
+    def jit(self, run: Callable[[staging.StagedJit], Any]) -> Callable[..., Any]:
         """``jit(wrapper, f)`` that donates, and gives its program, traced and lowered, to ``run``.
 
         ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and the numbers of
@@ -314,7 +312,7 @@ class Root:
             graphdef, leaves = flax_modes.split(state)
             state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
         # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
-        return state, tuple(map(abstract_leaf if self.subject.abstract else copied, inputs))
+        return state, tuple(map(abstract_leaf if self.subject.abstract else arrays.copied, inputs))
 
     def donated(self, went_in: Mapping[Path, Any], inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
         """Names and values of the leaves that it donates, before it does: of the state those that ``went_in``, and those that are written in place."""
@@ -337,6 +335,18 @@ class Root:
         elif not flax_modes.mode_flags()[0]:
             paths = graph.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
+
+    def outputs(self, count: int) -> tuple[range, dict[int, int]]:
+        """The numbers of the outputs that the call returns, among ``count`` of the program, and the bytes of those that are the value of a leaf.
+
+        Every style returns the state first.
+        """
+        shapes = output_shapes(self.nesting.layers, self.profile, self.subject.inputs)
+        leaves, treedef = jax.tree.flatten(shapes)
+        numbers = range(count - len(leaves), count)
+        own = jax.tree.leaves(un_nest(self.nesting, jax.tree.unflatten(treedef, numbers), lambda leaf: leaf))
+        pairs = zip(own, self.profile.output.leaves, strict=False)
+        return numbers, {number: self.profile.state.sizes[leaf] for number, leaf in pairs if leaf is not None}
 
     def new_values(self, output: Any) -> dict[str, tuple[str, Any]]:
         """The outputs that are new values of the donated inputs, each with its own name, by the names of the inputs."""

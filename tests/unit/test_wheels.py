@@ -1,6 +1,7 @@
 """What a target needs before its compiler is asked: the machine, the wheels that are installed, the environment."""
 
 import os
+from pathlib import Path
 
 import fake_engine
 import pytest
@@ -11,8 +12,8 @@ from pytest_nnxcheck.core.errors import SettingError
 CUDA12 = {"jax-cuda12-pjrt": "0.12.0.1", "jax-cuda12-plugin": "0.12.0.1"}
 CUDA13 = {"jax-cuda13-pjrt": "0.12.0.1", "jax-cuda13-plugin": "0.12.0.1"}
 OLD12 = {"jax-cuda12-pjrt": "0.10.2", "jax-cuda12-plugin": "0.10.2"}
-NO_TPU = "needs the compiler of TPUs: pip install 'pytest-nnxcheck[tpu]' (0.6 GB, Linux on x86-64)"
-NO_CUDA = "needs the compiler of NVIDIA GPUs: pip install 'pytest-nnxcheck[cuda]' (0.5 GB, Linux on x86-64)"
+NO_TPU = "needs the compiler of TPUs: pip install '.[tpu]' in a checkout of pytest-nnxcheck (0.6 GB, Linux on x86-64)"
+NO_CUDA = "needs the compiler of NVIDIA GPUs: pip install '.[cuda]' in a checkout of pytest-nnxcheck (0.5 GB, Linux on x86-64)"
 
 PINNED = "'jax-cuda12-pjrt==0.12.0.1' 'jax-cuda12-plugin==0.12.0.1'"
 
@@ -109,6 +110,14 @@ def test_the_libtpu_of_the_jax_that_is_installed_is_read(monkeypatch):
     monkeypatch.setattr(wheels, "_machine", lambda: ("Linux", "x86_64"))
     monkeypatch.setattr(wheels, "version", lambda name: "99.0" if name == "libtpu" else real(name))
     assert ": pip install 'libtpu==0." in checked("v5e")
+
+
+def test_every_page_and_error_says_the_install_command_of_the_readme():
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "pytest_nnxcheck").rglob("*.py")]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    assert "pip install '.[tpu]'" in texts["README.md"]
+    assert [name for name, text in texts.items() if "pytest-nnxcheck[" in text] == []
 
 
 ALL = {*wheels.WITHOUT_TPU, *wheels.WITHOUT_GPU, *wheels.WITHOUT_BOTH}

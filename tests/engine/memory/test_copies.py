@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bugs
+import jax
+import jax.numpy as jnp
 import optax
 import pytest
-from checking import broken, call, text
+from checking import broken, call, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
 from rewritten_leaves import REWRITTEN
@@ -101,6 +103,27 @@ def test_a_leaf_that_is_rewritten_is_not_copied(name, nesting):
     assert not any("copies" in note for note in found.outcome.notes)
 
 
+# Copies at any size: a whole leaf that is there twice counts from 4 KiB on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, layers, copied", [(32, 2, 2), (16, 8, 2), (16, 2, 0)])
+def test_two_narrow_layers_show_the_copies_of_a_scan_over_remat(width, layers, copied):
+    model, x = bugs.ScanOverRemat(nnx.Rngs(0), "remat", layers, width), numbers((4, width))
+    found = call(bugs.call_twice, model, x, nesting="jit")
+    assert copies(found) == pytest.approx(copied, abs=0.01), text(found)
+    assert ("copy of model.layers.kernel" in text(found)) == bool(copied)
+    cured = bugs.ScanOverRemat(nnx.Rngs(0), bugs.cures()[0], layers, width)
+    assert call(bugs.call_twice, cured, x, nesting="jit").outcome.verdict == "held"
+
+
+def test_narrow_state_that_is_returned_beside_its_module_is_a_copy():
+    for width, kinds in ((32, ["memory"]), (31, [])):  # 4 KiB of kernel, and less with its bias
+        layer, x = nnx.Linear(width, width, use_bias=False, rngs=nnx.Rngs(0)), numbers((2, width))
+        found = call(lambda layer, x: (layer(x), nnx.state(layer)), layer, x, nesting="jit")
+        assert broken(found) == kinds, text(found)
+
+
 # Outputs that are state
 
 
@@ -111,6 +134,90 @@ def test_state_that_is_returned_beside_its_module_is_a_copy():
     assert copies(found) == pytest.approx(1)
     assert "leave the state out of what the call returns: its caller has it in" in found.outcome.violations[0].hint
     assert call(lambda layer, x: layer(x), layer, x, nesting="jit").outcome.verdict == "held"
+
+
+def decayed(model):
+    """Updates the parameters."""
+    nnx.update(model, jax.tree.map(lambda leaf: leaf * 0.9, nnx.state(model, nnx.Param)))
+    return model
+
+
+def returned(model):
+    """The parameters as a step may hand them out: in another tree, of another object, by another operation."""
+    state = nnx.state(model, nnx.Param)
+    yield "state", lambda: state
+    yield "leaf", lambda: model.kernel[...]
+    yield "clone", lambda: nnx.clone(model)
+    yield "copied", lambda: jax.tree.map(jnp.copy, state)
+    yield "times one", lambda: jax.tree.map(lambda leaf: 1.0 * leaf, state)
+    yield "plus zero", lambda: jax.tree.map(lambda leaf: leaf + 0, state)
+
+
+OTHER = {
+    "the module": lambda model: model,
+    "numbers": lambda model: jax.tree.map(jnp.linalg.norm, nnx.state(model)),
+    "in another type": lambda model: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), nnx.state(model)),
+    "another value": lambda model: jax.tree.map(lambda leaf: leaf * 0.5, nnx.state(model)),
+    "twice what is no state": lambda model: [model.kernel[...] @ model.kernel[...]] * 2,
+}
+"""What a step may return of its new parameters that is none of them."""
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", *full("jit > remat")])
+@pytest.mark.parametrize("name", ["state", "leaf", "copied", "times one", "plus zero", *full("clone")])
+def test_new_state_that_is_returned_beside_its_module_is_a_copy(name, nesting):
+    def step(model, x):
+        y = decayed(model)(x)
+        return y, dict(returned(model))[name]()
+
+    found = call(step, nnx.Linear(256, 256, rngs=nnx.Rngs(0)), numbers((2, 256)), nesting=nesting)
+    assert broken(found) == ["memory"], text(found)
+    assert copies(found) == pytest.approx(1, abs=0.01)
+    assert "leave the state out of what the call returns" in found.outcome.violations[0].hint
+
+
+@pytest.mark.parametrize("nesting", ["jit", *full("jit[functional]", "jit > remat", "jit > while_loop")])
+@pytest.mark.parametrize("name", OTHER)
+def test_what_a_step_returns_that_is_no_new_state_is_no_copy(name, nesting):
+    def step(model, x):
+        y = decayed(model)(x)
+        return y, OTHER[name](model)
+
+    found = call(step, nnx.Linear(256, 256, rngs=nnx.Rngs(0)), numbers((2, 256)), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+
+
+def test_parameters_that_are_all_that_a_step_returns_are_a_copy_and_the_result_of_a_forward_call_is_none():
+    class Cell(nnx.Module):
+        def __init__(self):
+            self.linear, self.h = nnx.Linear(256, 256, rngs=nnx.Rngs(0)), nnx.Variable(numbers((64, 256)))
+
+        def __call__(self, x):
+            h = self.linear(self.h[...]) + x
+            assign(self.h, h)
+            return h
+
+    found = call(lambda model: decayed(model).kernel[...], nnx.Linear(256, 256, rngs=nnx.Rngs(0)), nesting="jit")
+    assert copies(found) == pytest.approx(1, abs=0.01), text(found)
+    assert call(Cell(), numbers((64, 256)), nesting="jit").outcome.verdict == "held"
+    beside = call(lambda cell, x: (x, cell(x)), Cell(), numbers((64, 256)), nesting="jit")
+    assert copies(beside) == pytest.approx(0.2, abs=0.01), text(beside)
+
+
+def test_two_leaves_that_get_one_value_are_no_copy():
+    """The network and its target: each has a buffer of its own, before and after."""
+
+    class Both(nnx.Module):
+        def __init__(self):
+            self.q, self.target = (nnx.Linear(256, 256, rngs=nnx.Rngs(0)) for _ in range(2))
+
+        def __call__(self, x):
+            nnx.update(self.target, nnx.state(self.q))
+            return self.target(x)
+
+    for nesting in ("jit", "jit[functional]"):
+        found = call(Both(), numbers((2, 256)), nesting=nesting)
+        assert found.outcome.verdict == "held", text(found)
 
 
 def test_an_input_that_is_returned_beside_the_state_that_takes_it_is_no_copy_of_the_state():

@@ -165,9 +165,9 @@ def test_a_long_program_is_forwarded_in_no_time():
         return write(array, part, jnp.uint32(0))
 
     closed = jax.make_jaxpr(program)(jnp.ones((4, 3)), jnp.ones((1, 3)))
-    before = time.perf_counter()
+    before = time.process_time()
     assert len(staging.open_jaxpr(copies.forwarded(closed)).eqns) == 10_001
-    assert time.perf_counter() - before < 3  # 0.05 s; a comparison with all others took 7 s
+    assert time.process_time() - before < 3  # 0.05 s; a comparison with all others took 7 s
 
 
 def test_inputs_that_come_out_more_than_once_are_counted():

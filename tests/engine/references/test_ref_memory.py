@@ -23,7 +23,9 @@ def copies(f, *arguments, donate=()):
     staged = []
     staging.staged_jit(jax.jit, f, staged.append, keep_unused=True, donate_argnums=donate)(*arguments)
     program = TracedProgram.of(
-        staged[0].traced.jaxpr, jax.tree.leaves(staged[0].arguments), staged[0].donated, leaves=1
+        staged[0].traced.jaxpr,
+        jax.tree.leaves(staged[0].arguments),
+        staged[0].donated,
     )
     held = split_of(staged[0].lowered.compile())
     return copies_in(program, held, STACK, lambda jitted: split_of(jitted.lower(*program.arguments).compile()))

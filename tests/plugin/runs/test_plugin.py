@@ -103,9 +103,42 @@ def test_flaky(nnx_wrap, x):
 """
     result = run_inner(source)
     result.assert_outcomes(failed=2)
-    said = ["E *if the body depends on randomness, make it repeat itself:", "E *the nesting may not be the cause"]
+    said = ["E *the body runs many times with the same fixtures: *", "E *the nesting may not be the cause"]
     flaky = "*nnxcheck: the test did not do the same thing twice, with the same arguments and the same nesting.*"
     result.stdout.fnmatch_lines([*said, flaky])
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (
+            "(tmp_path / 'x').mkdir()",
+            ["E *FileExistsError: *", "E *the body runs many times with the same fixtures: *"],
+        ),
+        ("once()", ["E *RuntimeError: *used once", "E *the body runs many times with the same fixtures: *"]),
+        ("(tmp_path / 'x').mkdir(exist_ok=True)", []),
+    ],
+    ids=["tmp_path", "as pytest-benchmark", "repeats itself"],
+)
+def test_a_body_that_a_fixture_lets_run_only_once_is_explained(run_inner, body, said):
+    source = f"""
+@pytest.fixture
+def once():
+    calls = []
+    def once():
+        calls.append(1)
+        if calls[1:]:
+            raise RuntimeError("a fixture that can be used once")
+    return once
+
+@marked(max_examples=0)
+def test_x(nnx_wrap, tmp_path, once):
+    {body}
+    nnx_wrap(Model())(3)
+"""
+    result = run_inner(source)
+    result.assert_outcomes(failed=bool(said), passed=not said)
+    result.stdout.fnmatch_lines(said)
 
 
 CHECKED_NOTHING = "nnx nothing was checked: the test never called an object that nnx_wrap returned"

@@ -135,6 +135,14 @@ def test_where_nobody_wants_it_there_is_nothing(run_inner, patience, args, conft
     assert said(result, NOW_AND_THEN) + said(result, OF_NESTING) == []
 
 
+@pytest.mark.parametrize("args", [["-v"], ["-q", "-v"], ["-qq", "-v"]], ids=" ".join)
+def test_v_shows_each_nesting_also_beside_q(run_inner, args):
+    """An ini file may have ``-q`` among its options."""
+    result = run_inner(SUITE, *args)
+    assert said(result, OF_NESTING) == SWEEP
+    assert "-v shows" not in result.stdout.str()
+
+
 def test_what_runs_after_the_test_is_not_shown(run_inner):
     result = run_inner(SUITE.replace("Model()", "Model(tracers=has('scan'))"), "-v")
     result.assert_outcomes(failed=1)

@@ -10,9 +10,7 @@ from pytest_nnxcheck import check, wheels
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.devices import FLAG
 
-NO_WHEEL = (
-    "v5e needs the compiler of TPUs: pip install 'pytest-nnxcheck[[]tpu]' (0.6 GB, Linux on x86-64)"  # for fnmatch
-)
+NO_WHEEL = "v5e needs the compiler of TPUs: pip install '.[[]tpu]' in a checkout of pytest-nnxcheck (0.6 GB, Linux on x86-64)"  # for fnmatch
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +41,10 @@ def ours():
     "value, line",
     [
         ("v5e", NO_WHEEL),
-        ("h100", "h100 needs the compiler of NVIDIA GPUs: pip install 'pytest-nnxcheck[[]cuda]' (0.5 GB, *)"),
+        (
+            "h100",
+            "h100 needs the compiler of NVIDIA GPUs: pip install '.[[]cuda]' in a checkout of pytest-nnxcheck (0.5 GB, *)",
+        ),
         ("v5", "unknown target 'v5', did you mean 'v5*'[?]"),
         ("v5e:3x5", "unknown slice 'v5e:3x5', v5e has 1x1, *, 16x16"),
         ("h100:many", "unknown slice 'h100:many', write the number of GPUs: h100:8"),

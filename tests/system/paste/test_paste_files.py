@@ -199,7 +199,20 @@ def test_a_place_that_cannot_be_written_costs_no_run(inner, pytester, file):
     result = inner(LEAK, "--nnx-nesting", "jit", "-W", "always")
     result.assert_outcomes(failed=1, passed=1, warnings=result.parseoutcomes()["warnings"])
     result.stdout.re_match_lines([r"E         program     not written: \w+Error: .*"])
-    assert "the programs to paste of test_inner.py::test_leak cannot be written" in result.stdout.str()
+    (line,) = [
+        at
+        for at, text in enumerate((pytester.path / "test_inner.py").read_text().splitlines(), 1)
+        if "def test_leak" in text
+    ]
+    told = [
+        text
+        for text in result.outlines
+        if "the programs to paste of test_inner.py::test_leak cannot be written" in text
+    ]
+    assert told
+    assert all(re.match(rf".*/test_inner.py:({line}|{line - 1}): ProgramWarning: ", text) for text in told), (
+        "a line of the test"
+    )
     result.stdout.fnmatch_lines(["E       nnx invariant broken: tracers"])
 
 
