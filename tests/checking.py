@@ -19,11 +19,13 @@ from pytest_nnxcheck import Layer, Nesting
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.checks.check_call import Checked, check_call
 from pytest_nnxcheck.compat import flax_modes
+from pytest_nnxcheck.core import notes
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.peak import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.invariants import donation, memory, parity, recompilation, tracers
 from pytest_nnxcheck.reporting import violations
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
@@ -51,6 +53,27 @@ def line(function: Any, fragment: str) -> str:
     lines, start = inspect.getsourcelines(function)
     (number,) = [start + number for number, each in enumerate(lines) if fragment in each]
     return near(f"{inspect.getsourcefile(function)}:{number}")
+
+
+HINTS: dict[str, str] = {
+    **tracers.CURES,
+    **tracers.WITH_OWN_CURE,
+    **memory.CURES,
+    **donation.CURES,
+    "shared": donation.OWN_ARRAYS,
+    "grows": donation.GROWS,
+    "outlives": tracers.outlives("{holder}"),
+    "counted": recompilation.COUNTED,
+    "copy": parity.CURES["copy"],
+    "flag": parity.CURES["flag"],
+    "value": notes.NO_VALUES,
+}
+"""The hints of findings by their causes."""
+
+
+def hint(cause: str, **filled: object) -> str:
+    """The whole hint for a cause."""
+    return HINTS[cause].format(**filled) if filled else HINTS[cause]
 
 
 def flat(message: str) -> str:

@@ -420,6 +420,7 @@ def concluded(seen: Seen) -> Checked:
     """
     call, observation, judgement = seen.ran.call, seen.ran.observation, seen.judgement
     broken, leaks = judgement.violations, observation.leaks
+    call.known.notes = tuple(dict.fromkeys([*call.known.notes, *judgement.of_call]))
     if not call.nesting.layers:
         if not broken:
             outcome = Outcome(call.nesting, "held", facts=judgement.notes)
@@ -447,7 +448,7 @@ def judged_outcome(seen: Seen) -> Outcome:
     """The verdict on a nesting, the figures, and their explanation."""
     ran, judgement = seen.ran, seen.judgement
     call, observation, bound = ran.call, ran.observation, ran.bound
-    notes: tuple[Note, ...] = (*call.known.notes, *of_targets(observation), *unasserted(ran), *judgement.of_call)
+    notes: tuple[Note, ...] = (*call.known.notes, *of_targets(observation), *unasserted(ran))
     call.known.notes = tuple(dict.fromkeys(notes))
     return Outcome(
         nesting=call.nesting,

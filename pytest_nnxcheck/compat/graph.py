@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
@@ -251,6 +252,11 @@ def equation_line(eqn: Any) -> str:
         if not is_library_file(frame.file_name):
             return near(f"{frame.file_name}:{frame.line_num}")
     return ""
+
+
+def is_of_derivative(eqn: Any) -> bool:
+    """True if an equation of a jaxpr is a part of a derivative. No public way: jax 0.6 and newer write their transforms into the names of equations."""
+    return bool(re.search(r"jvp\(|transpose\(", str(_read(_read(eqn, "source_info"), "name_stack"))))
 
 
 def is_graph_node(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -266,3 +267,25 @@ PARTS = frozenset(
 """Primitives that give some or all elements of their first operand, in order; a broadcast does where it has as many."""
 
 GATHER, SLICES = "gather", frozenset({"slice", "dynamic_slice"})
+
+
+@contextlib.contextmanager
+def derivatives_taken() -> Iterator[list[str]]:
+    """Collect a name for each derivative that is taken for a while, in code that is traced anew.
+
+    There is no public way: all transforms come through these three functions, and before jax 0.6 their equations have no name. Tried on all versions.
+    """
+    taken: list[str] = []
+    module = importlib.import_module("jax._src.interpreters.ad")
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            taken.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    names = [name for name in ("jvp", "vjp", "linearize") if hasattr(module, name)]
+    patches: dict[str, Any] = {name: noted(name, getattr(module, name)) for name in names}
+    with mock.patch.multiple(module, **patches):
+        yield taken

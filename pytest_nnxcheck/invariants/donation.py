@@ -26,6 +26,7 @@ from pytest_nnxcheck.engine import trials
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.invariants import carried
 from pytest_nnxcheck.reporting.target_rows import lose
 from pytest_nnxcheck.subject.profile import UNKNOWN, successors
 
@@ -45,6 +46,7 @@ def judge(ran: Ran) -> Iterator[Finding | Note]:
     seen = ran.observation
     if not seen.nesting.layers:
         yield from of_jits_inside(ran)
+        yield from ran.call.once("carried", lambda: carried.retyped(ran), ran.call.settings.donate)
     elif seen.moves and jax.config.jax_debug_nans:
         yield Fact("values are kept", ("donation",), "jax_debug_nans")
     elif seen.moves:

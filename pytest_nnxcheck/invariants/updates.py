@@ -8,14 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.core.catalogue import InvariantRow
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.notes import Note
 from pytest_nnxcheck.core.outcome import Finding, InProgram, Moment, Words
 from pytest_nnxcheck.core.text import Row, some
 from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject.copies import Read, Write
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -42,8 +48,64 @@ def judge(ran: Ran) -> Iterator[Finding | Note]:
     else:
         yield from (WriteLost(path(write.path), write=write) for write in written)
     yield from (ReadStale(path(read.path), read=read) for read in profile.stale_reads)
+    if forward := tuple(ran.call.once("written forward", lambda: written_forward(ran))):
+        yield ParametersWritten(tuple(path(written) for written, _ in forward), forward[0][1])
     if profile.unwatched:
         yield "updates asserted in part: the call maps over states of the module and of another one together, so that its copies were not told apart"
+
+
+def written_forward(ran: Ran) -> list[tuple[Path, str]]:
+    """The parameters that a forward call writes, each with the line.
+
+    A forward call returns what it makes of an input with axes, computes no gradient and steps no optimizer. It writes a parameter on purpose if that is a
+    new value of another leaf or input (a gradient, the parameters that it averages), or is made of random numbers or of a flag that the state keeps.
+    """
+    subject, profile = ran.call.subject, ran.profile
+    program, state, jaxpr = profile.program, profile.state, profile.program.jaxpr
+    wanted = profile.training.parameters & state.changed
+    # The count of an optimizer is an integer of the state, a stream of random numbers has a count as well.
+    if jaxpr is None or not wanted or profile.training.differentiates:
+        return []
+    given = [var.aval for var in jaxpr.invars]
+    batch = sum(1 << n for n, aval in enumerate(given) if n >= len(state.paths) and aval.shape and not is_key(aval))
+    chosen = sum(1 << n for n, aval in enumerate(given) if is_key(aval) or not (aval.shape or is_float(aval)))
+    steps = {(*path, "step") for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)}
+    made_of, over = flow.origins(jaxpr), flow.new_values(jaxpr)
+    if steps & state.changed or not any(bits & batch for bits in made_of[: len(profile.output.types)]):
+        return []
+    found = []
+    for number, path in enumerate(state.paths):
+        result = program.rewritten.get(number)
+        if path in wanted and result is not None and not (over[result] & ~(1 << number) or made_of[result] & chosen):
+            maker, _ = flow.uses(jaxpr).maker.get(id(jaxpr.outvars[result]), (None, 0))
+            found.append((path, graph.equation_line(maker) if maker is not None else ""))
+    return found
+
+
+def is_key(aval: Any) -> bool:
+    """True for the type of a key of random numbers: a typed one, or an array of unsigned integers."""
+    return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) or aval.dtype == jnp.uint32)
+
+
+def is_float(aval: Any) -> bool:
+    """True for the type of numbers that one trains."""
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+@dataclass(frozen=True, slots=True)
+class ParametersWritten:
+    """Parameters that a forward call writes: a note."""
+
+    paths: tuple[str, ...]
+    line: str
+    of_call: ClassVar[bool] = True
+
+    def words(self) -> str:
+        at = f" at {self.line}" if self.line else ""
+        return (
+            f"the call writes {some(self.paths)} (Param){at}, and computes no gradient: an evaluation changes the model, and what a checkpoint holds; keep"
+            " statistics in a Variable of another kind, as nnx.BatchStat, and use a weight that is computed without storing it"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,35 @@ def origins(jaxpr: Any) -> tuple[int, ...]:
     return tuple(bits.get(id(var), 0) for var in jaxpr.outvars)
 
 
+IN_PLACE = frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"))
+"""Operations that put values into a part of their first operand."""
+CONVERTED = frozenset(("convert_element_type", "reduce_precision"))
+ELEMENTWISE = CONVERTED | frozenset(
+    "abs add add_any and clamp div exp integer_pow log max min mul neg not optimization_barrier or pow rem rsqrt select_n sharding_constraint sign sqrt"
+    " square sub xor".split()
+)
+"""Operations that make an element of the elements in its place."""
+
+
+def new_values(jaxpr: Any, by: AbstractSet[str] = IN_PLACE | ELEMENTWISE) -> tuple[int, ...]:
+    """The inputs that each output is a new value of, as bits of a number: it has their shape, and these operations alone are between the two."""
+    bits: dict[int, int] = {id(var): 1 << number for number, var in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        operands = [bits.get(id(var), 0) for var in eqn.invars]
+        inner, name = called(eqn), eqn.primitive.name
+        results: tuple[int, ...] = (0,) * len(eqn.outvars)
+        if inner is not None:
+            results = tuple(joined(operands, numbers) for numbers in new_values(inner, by))
+        elif name in by or name in COPIES:
+            taken = [*enumerate(eqn.invars[:1] if name in IN_PLACE else eqn.invars)]
+            results = tuple(
+                joined(operands, sum(1 << k for k, operand in taken if operand.aval.shape == var.aval.shape))
+                for var in eqn.outvars
+            )
+        bits.update((id(var), result) for var, result in zip(eqn.outvars, results, strict=True))
+    return tuple(bits.get(id(var), 0) for var in jaxpr.outvars)
+
+
 def joined(operands: list[int], numbers: int) -> int:
     """The bits of the operands whose own number is among the bits of ``numbers``."""
     return functools.reduce(operator.or_, (bits for k, bits in enumerate(operands) if numbers >> k & 1), 0)

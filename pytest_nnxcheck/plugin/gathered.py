@@ -28,6 +28,8 @@ RECORD = "nnx_record"
 """The attribute of a report of pytest that holds the record of a marked test, as plain JSON."""
 _WIRE = "nnxcheck"
 _WHOLE = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
+_ENDS = {"passed", "failed", "skipped", "error", "xfailed", "xpassed"}
+"""The outcomes of tests that have ended; one that pytest-rerunfailures runs again has not."""
 IN_BODY: pytest.StashKey[bool] = pytest.StashKey()
 """True while the body of a marked test runs: a subtest in it reports as if the call had ended."""
 _nodeid = pytest.StashKey[str]()
@@ -263,7 +265,7 @@ class Gathered:
             record = records.made(records.Record, each)
             # What a test told when it ended stays.
             earlier = self.tests.get(record.head.nodeid)
-            if earlier is None or not earlier.head.summary:
+            if earlier is None or not earlier.head.summary or earlier.head.outcome not in _ENDS:
                 self.tests[record.head.nodeid] = record
                 tell_junit(self.pluginmanager, record.head.nodeid, record.head.summary, report.properties(record.head))
 

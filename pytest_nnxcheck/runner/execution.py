@@ -81,12 +81,14 @@ def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], 
 
 
 def passes_through(error: BaseException) -> bool:
-    """True if the exception steers the test instead of failing it: Ctrl-C, skip, xfail, hypothesis' own."""
+    """True if the exception steers the test instead of failing it: Ctrl-C, `pytest.exit`, skip, xfail, hypothesis' own."""
     if isinstance(error, unittest.SkipTest | hypothesis.errors.UnsatisfiedAssumption):
         return True
     pytest = sys.modules.get("pytest")
+    if pytest is not None and isinstance(error, pytest.xfail.Exception | pytest.exit.Exception):
+        return True
     if pytest is not None and isinstance(error, pytest.fail.Exception):
-        return isinstance(error, pytest.xfail.Exception)
+        return False
     return not isinstance(error, Exception)
 
 

@@ -127,6 +127,8 @@ class Training:
     """The leaves that ``grad`` differentiates by."""
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
     """The types of the gradients by them, in order."""
+    differentiates: bool = False
+    """True if the call takes a derivative."""
     untrained: tuple[Path, ...] = ()
     """The leaves that its optimizers train, if it steps an optimizer and changes none of these leaves."""
 
@@ -176,6 +178,8 @@ class Evaluation:
     """True if the call copies a reference into another one, and writes that."""
     poisoned: bool
     """True if the call leaked tracers outside of the leaves."""
+    differentiates: bool
+    """True if the call takes a derivative."""
     program: CallProgram
     stale_reads: tuple[copies.Read, ...]
 
@@ -201,7 +205,7 @@ def profile(subject: Subject) -> Profile:
     return Profile(
         output_of(subject, evaluation),
         state,
-        training(subject, before, evaluation.out, state.changed),
+        training(subject, evaluation, state.changed),
         evaluation.program,
         lost_writes=copies.lost(
             watch,
@@ -245,7 +249,7 @@ def evaluated(subject: Subject, watch: copies.CopyWatch | None = None) -> Evalua
         return out, jax.tree.map(value_of, state)  # no program returns a reference
 
     function, (leaves, *inputs) = on_arrays(call, subject)
-    with watch or contextlib.nullcontext():
+    with watch or contextlib.nullcontext(), staging.derivatives_taken() as derivatives:
         traced, (out, new_leaves) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
@@ -268,6 +272,7 @@ def evaluated(subject: Subject, watch: copies.CopyWatch | None = None) -> Evalua
         contents=(contents[0], contents[1]),
         writes_copies=flow.writes_copies(traced),
         poisoned=any(poisoned),
+        differentiates=bool(derivatives) or any(map(graph.is_of_derivative, flow.all_equations(jaxpr))),
         program=call_program(traced, closed, rewritten, walk(subject.roots(subject.state)).arrays),
         stale_reads=copies.stale(traced, subject.state, subject.roots(modules[0])),
     )
@@ -389,8 +394,9 @@ def devices(array: Any) -> int:
 # --- training: the parameters that ``grad`` differentiates by, and updates that do not reach them
 
 
-def training(subject: Subject, before: Mapping[Key, Any], out: tuple[Any, ...], changed: frozenset[Path]) -> Training:
-    """Find the training of the un-nested call, which takes the leaves ``before``, changes the leaves ``changed``, and whose outputs have the types ``out``."""
+def training(subject: Subject, evaluation: Evaluation, changed: frozenset[Path]) -> Training:
+    """Find the training of the un-nested call, which changes the leaves ``changed``."""
+    before = evaluation.before
     parameters = differentiable(subject, before)
     of_parameters = [leaf for (path, _), leaf in before.items() if path in parameters]
     nodes = flax_modes.iter_graph(subject.state)
@@ -398,7 +404,8 @@ def training(subject: Subject, before: Mapping[Key, Any], out: tuple[Any, ...], 
     return Training(
         parameters=parameters,
         gradients=tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf)) for leaf in of_parameters),
-        untrained=untrained(subject, optimizers, changed, out),
+        differentiates=evaluation.differentiates,
+        untrained=untrained(subject, optimizers, changed, evaluation.out),
     )
 
 

@@ -14,6 +14,7 @@ from healthy import assign
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.engine import on_targets
 from pytest_nnxcheck.invariants.donation import LostOnTarget
 from pytest_nnxcheck.invariants.memory import CopiedOnTarget, DoesNotFit, OverBudgetOnTarget
 
@@ -266,3 +267,21 @@ def test_facts_are_kept_for_the_next_run(pytester, monkeypatch):
         path.write_text(text.replace('"fits": true', '"fits": false'), "utf-8")
     pytester.runpytest_inprocess("-p", "no:randomly").assert_outcomes(passed=1)
     assert {path: path.read_text("utf-8") for path in kept} == kept
+
+
+def test_the_default_effort_is_asked_where_the_fast_one_is_not_the_last_word(monkeypatch):
+    asked = []
+    real = targets.compiled_for
+    monkeypatch.setattr(
+        targets, "compiled_for", lambda *given, effort: asked.append(effort) or real(*given, effort=effort)
+    )
+    checked(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)), target="v5e")
+    assert asked == ["O0"]
+    asked.clear()
+    checked(linear(100_000), jax.ShapeDtypeStruct((8, 100_000), jnp.float32), target="v5e")
+    assert asked[:2] == ["O0", "default"]
+    asked.clear()
+    monkeypatch.setattr(on_targets, "NEAR", 0.0)
+    report = checked(nnx.Linear(16, 16, rngs=nnx.Rngs(0)), jnp.ones((2, 16)), target="v5e")
+    assert asked == ["O0", "default"]
+    assert on(report, "v5e").effort == "default"

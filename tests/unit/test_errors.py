@@ -22,7 +22,7 @@ def test_of_several_exceptions_a_violation_comes_before_others_and_the_smallest_
 
 
 def test_an_exception_that_steers_a_test_passes_through():
-    steers = (KeyboardInterrupt(), pytest.skip.Exception("x"), pytest.xfail.Exception("x"))
+    steers = (KeyboardInterrupt(), pytest.exit.Exception("x"), pytest.skip.Exception("x"), pytest.xfail.Exception("x"))
     assert all(map(passes_through, steers))
     assert not any(map(passes_through, (ValueError("x"), pytest.fail.Exception("x"))))
 

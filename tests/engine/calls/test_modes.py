@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 
 import flax
+import jax
 import pytest
 from checking import FEW, has_modes
 from fake_engine import RUNS, Model
+from flax import nnx
 from healthy import FLAX
 
 from pytest_nnxcheck import TracerResidue, assert_invariants, check
+from pytest_nnxcheck.compat import flax_modes
+from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import SettingError
 
 
@@ -19,6 +23,46 @@ def in_mode(*modes):
 
 
 # --- which modes there are -----------------------------------------------------------------------------------------------
+
+
+def test_the_modes_of_the_installed_flax():
+    assert flax_modes.modes() == (MODES if FLAX >= (0, 12, 7) else ("current", "graph"))
+
+
+@has_modes
+@pytest.mark.parametrize(
+    "mode, flags", [("graph", (True, True)), ("graph_no_updates", (True, False)), ("tree", (False, False))]
+)
+def test_a_mode_is_set_for_a_while(mode, flags):
+    with pytest.raises(KeyError), flax_modes.flax_mode(mode):
+        assert flax_modes.mode_flags() == flags
+        raise KeyError
+    assert flax_modes.mode_flags() == (True, True)
+
+
+@has_modes
+def test_the_current_mode_is_the_one_that_flax_is_set_to():
+    with nnx.set_graph_mode(False):
+        with flax_modes.flax_mode("current"):
+            assert flax_modes.mode_flags() == (False, False)
+        with flax_modes.flax_mode("graph"):
+            assert flax_modes.mode_flags() == (True, True)
+        assert flax_modes.mode_flags() == (False, False)
+
+
+@has_modes
+def test_what_was_jitted_in_one_mode_is_traced_anew_in_another():
+    seen = []
+
+    @jax.jit
+    def jitted(x):
+        seen.append(flax_modes.mode_flags()[0])
+        return x
+
+    for mode in ("graph", "tree", "graph", "tree"):
+        with flax_modes.flax_mode(mode):
+            jitted(1.0)
+    assert seen == [True, False]
 
 
 @pytest.mark.skipif(FLAX >= (0, 12, 7), reason="flax 0.12.7 has all modes")

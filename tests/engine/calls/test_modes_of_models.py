@@ -5,6 +5,7 @@ from __future__ import annotations
 import bugs
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from checking import FEW, has_modes
 from counts import Counts
@@ -12,7 +13,11 @@ from flax import nnx
 from healthy import HEALTHY
 from wild_training import optimizer_of, step_on_squares
 
-from pytest_nnxcheck import CheckError, assert_invariants, check
+from pytest_nnxcheck import CheckError, Nesting, assert_invariants, check
+from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move, Observation
+from pytest_nnxcheck.core.notes import texts
+from pytest_nnxcheck.invariants import donation
 
 ONES = jnp.ones((2, 4))
 
@@ -159,3 +164,32 @@ def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
     )
     (lost,) = check(NarrowedForNothing(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert [violation.invariant for violation in lost.violations] == ["donation"]
+
+
+@has_modes
+def test_copies_are_named_in_the_order_of_the_pytree():
+    """The fields of a namedtuple keep their order in tree mode, and are sorted in graph mode."""
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    steps = optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()
+    optimizer = nnx.Optimizer(model, steps, wrt=nnx.Param)
+    in_order = {}
+    for mode in ("graph", "tree"):
+        with flax_modes.flax_mode(mode):
+            in_order[mode] = [path[1] for path in graph.flattened_paths(optimizer) if path[0] == "opt_state"]
+    fields = ["mini_step", "gradient_step", "inner_opt_state", "acc_grads"]
+    assert [name for name in dict.fromkeys(in_order["tree"]) if name in fields] == fields
+    assert [name for name in dict.fromkeys(in_order["graph"]) if name in fields] == sorted(fields)
+
+
+def test_one_output_excuses_one_leaf():
+    def leaf(path, *pointers):
+        return Leaf(path, ArrayType("float32", (4,)), None, pointers)
+
+    moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
+    one, everything = (
+        Observation(Nesting(), None, moves=moves, reused=frozenset(reused))
+        for reused in ({0, 10, 11, 12}, {10, 11, 12})
+    )
+    said = ("a came back in a new buffer: an output of the call took a donated one",)
+    assert (texts(donation.notes(one)), texts(donation.notes(everything))) == (said, ())
+    assert [lost.path for lost in donation.lost_leaves(one)] == ["b", "c"]

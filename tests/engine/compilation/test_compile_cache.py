@@ -64,6 +64,36 @@ def captures(state, x):
     return state + 1.0, jnp.sin(x @ CONSTANT) @ CONSTANT
 
 
+def scans(state, x):
+    def body(state, x):
+        model = nnx.merge(nnx.graphdef(Net()), state)
+        return nnx.state(model), model(x)
+
+    return jax.lax.scan(body, state, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scan", "captured"])
+def test_a_program_from_the_folder_tells_the_same(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(compile_cache, "EQUAL_FROM", (0,))  # on every version: what the table says of it is held too
+    square = jnp.ones((64, 64))
+    f, *args = {"scan": (scans, nnx.state(Net()), jnp.ones((3, 8, 8))), "captured": (captures, square, square)}[name]
+    # From one line: the frames of all callers are in the key.
+    found = [compiled(tmp_path, f, *args) for _ in range(2)]
+    ((memory, aliases), *first), ((again, same), *second) = found
+    assert (first, second) == ([False, True], [True, True])
+    assert entries(tmp_path)
+    assert memory.named
+    assert any(buffer.stack for buffer in memory.buffers)
+    assert aliases
+    assert same == aliases
+    if WORKS:
+        assert again == memory
+    else:
+        assert (again.aliased, again.buffers) == (0, memory.buffers)
+        assert memory.aliased > 0
+
+
 def test_the_table_says_where_it_is_off(tmp_path):
     reason = compile_cache.no_compile_cache()
     assert reason == ("" if WORKS else f"jax {jax.__version__} loads programs without their aliased bytes")
@@ -188,6 +218,15 @@ def test_jax_is_put_back(raises, tmp_path):
     with compile_cache.cached_compiles():  # nobody said where
         jax.jit(lambda x: x * 4)(jnp.ones(5))
     assert entries(tmp_path / "kept") == kept
+
+
+def test_a_program_of_a_target_compiles_without_a_folder_while_ours_is_open(tmp_path):
+    with compile_cache.compile_folder(tmp_path / "kept"), compile_cache.cached_compiles():
+        with compile_cache.judged_compiles(ours=False):
+            jax.jit(lambda x: x - 1)(jnp.ones(5))
+        assert not entries(tmp_path / "kept")
+        jax.jit(lambda x: x - 2)(jnp.ones(5))
+    assert bool(entries(tmp_path / "kept")) is WORKS
 
 
 SCALES = """

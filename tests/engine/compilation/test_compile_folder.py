@@ -41,3 +41,29 @@ def test_a_run_ends_within_the_bound(configured, monkeypatch):
     fill(folder, {"old": 40, "new": 40})
     config._ensure_unconfigure()
     assert entries(folder) == ["new"]
+
+
+def test_a_folder_that_is_gone_is_no_error(tmp_path):
+    cache.prune(tmp_path / "none", 0)
+
+
+@pytest.mark.slow
+def test_where_the_folder_is(configured, pytester):
+    folder = cache.folder_of_compiles(configured())
+    assert folder == pytester.path / ".pytest_cache" / "d" / cache.COMPILES
+    assert folder.is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [["--nnx-no-cache"], ["-p", "no:cacheprovider"]])
+def test_where_there_is_none(args, configured, pytester):
+    assert cache.folder_of_compiles(configured(*args)) is None
+    assert not (pytester.path / ".pytest_cache" / "d" / cache.COMPILES).exists()
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_made_is_none(configured, pytester):
+    blocked = pytester.path / ".pytest_cache" / "d" / cache.COMPILES
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("")
+    assert cache.folder_of_compiles(configured()) is None

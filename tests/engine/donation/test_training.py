@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from checking import call, near, some, takes_over, text
+from checking import call, hint, near, some, takes_over, text
 from flax import nnx
 from healthy import FLAX, rngs
 from wild_training import TRAINING, Mlp, batch_of, functional_args, functional_step, loss_of, optimizer_of, step_of
@@ -122,7 +122,7 @@ def test_an_optimizer_that_holds_buffers_of_the_model_is_named_with_both_paths(n
     found = call(step_of(), *args(lambda leaf: leaf), nesting=nesting)
     shared, violation = rows(found)
     assert shared == ["model and optimizer.opt_state[1] share all 4 buffers: XLA refuses to donate them twice"]
-    assert "give one of them an array of its own, jnp.copy(value); after" in violation.hint
+    assert violation.hint == hint("shared")
     assert_healthy(step_of(), args(jnp.copy), nesting)
     model, optimizer, batch = args(lambda leaf: leaf)
     nnx.update(optimizer, jax.tree.map(jnp.copy, nnx.state(optimizer)))
@@ -158,10 +158,7 @@ def test_a_functional_step_that_does_not_return_the_optimizer_is_named_with_ever
     lost, violation = rows(call(forgets, *functional_args(ADAM), nesting=nesting, donate=donate))
     assert {row.split("   ")[0] for row in lost} == OPT_STATE
     assert all(row.endswith("   not returned") for row in lost)
-    assert (
-        "return the new value of every donated array; do not donate an array that has none, a batch for example"
-        in violation.hint
-    )
+    assert violation.hint == hint("not returned")
     assert_healthy(functional_step(ADAM), functional_args(ADAM), nesting, donate=donate)
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
+from types import SimpleNamespace
 
 import bugs
 import jax.numpy as jnp
+import pytest
 from checking import Example, call, text
 from flax import nnx
+from jax.errors import UnexpectedTracerError
 
+from pytest_nnxcheck import Nesting
+from pytest_nnxcheck.core.facts import Leak, Observation
 from pytest_nnxcheck.invariants.donation import SharedBuffer
+from pytest_nnxcheck.invariants.tracers import judge
 
 
 def findings(found):
@@ -70,3 +76,14 @@ def squares(model):
 
 def squares_below(model):
     return (model.kernel[...] @ model.kernel[...]) @ model.kernel[...]
+
+
+@pytest.mark.parametrize("leaks, path", [(("KEPT[0]",), "KEPT[0]"), ((), "merged")])
+def test_where_jax_trips_over_a_leak_the_leak_is_what_broke(leaks, path):
+    error = UnexpectedTracerError("of an ended trace")
+    kept, inside = (
+        tuple(Leak(name, "list", "DynamicJaxprTracer", "float32[]", "", "") for name in names)
+        for names in (leaks, ("merged",))
+    )
+    seen = Observation(Nesting.parse("jit"), None, error=error, leaks=kept, dropped=inside)
+    assert [left.path for left in judge(SimpleNamespace(observation=seen))] == [path]

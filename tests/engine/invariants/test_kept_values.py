@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import leaky
 import pytest
-from checking import call, line, near, text
+from checking import call, hint, line, near, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
@@ -117,10 +117,8 @@ def test_a_function_that_was_kept_is_told_by_what_keeps_it(kept):
     make, path = FUNCTIONS[kept]
     found = call(make(), numbers(BATCH), nesting="jit")
     keeper = path.partition(" (")[0]
-    said = (
-        f"a function in {keeper} captured it" if keeper.startswith("model") else f"do not keep in {keeper} a function"
-    )
-    assert said in found.outcome.violations[0].hint
+    cause = "kept function" if keeper.startswith("model") else "kept function, outside"
+    assert found.outcome.violations[0].hint == hint(cause, path=keeper)
     (first, row), (second, line), *_ = found.outcome.violations[0].details
     assert (first, row.partition("   ")[0]) == ("leaked", path)
     assert second == ""
@@ -141,7 +139,7 @@ class Trainer:
 
 def test_the_keeper_of_a_function_is_told_by_the_name_of_the_model():
     found = call(Trainer().step, numbers(BATCH), nesting="jit")
-    assert "keep the value in an nnx.Variable that __init__ makes: a function in" in found.outcome.violations[0].hint
+    assert found.outcome.violations[0].hint == hint("kept function", path="self.model.box.last"), text(found)
 
 
 def steps_with(box: Box) -> Callable[[Any, jax.Array], jax.Array]:
@@ -161,10 +159,11 @@ def test_an_object_that_the_function_captured_is_told_by_its_name_there():
 
 
 class Followed(NamedTuple):
-    """A module that keeps what it may not, what the hint says of that, and modules that do so."""
+    """A module that keeps what it may not, the cause and the path that the hint names, and modules that do what the hint says."""
 
     leaky: Callable[[], Any]
-    hint: str
+    cause: str
+    filled: dict[str, str]
     cured: dict[str, Callable[[], Any]]
 
 
@@ -189,46 +188,46 @@ IN_LIST = {"Variable in it": in_container(lambda kept: nnx.List([kept]), 0)}
 IN_DICT = {"Variable in it": in_container(lambda kept: nnx.Dict(y=kept), "y")}
 OF_FLAX_012: dict[str, Followed] = {
     "attribute": Followed(
-        lambda: KeepsLastSetInInit(rngs()), "wrap it in nnx.data(...) where the attribute is set first: model.last", {**VARIABLES, **IN_DATA}
+        lambda: KeepsLastSetInInit(rngs()), "plain value, data", {"path": "model.last"}, {**VARIABLES, **IN_DATA}
     ),
     "list": Followed(
         lambda: Keeps(list, lambda module, y: module.kept.append(y)),
-        "in place of the list: model.kept[0]", VARIABLES,
+        "plain value, container", {"path": "model.kept[0]", "holder": "list"}, VARIABLES,
     ),
     "dict": Followed(
         lambda: Keeps(dict, lambda module, y: module.kept.update(y=y)),
-        "in place of the dict: model.kept['y']", VARIABLES,
+        "plain value, container", {"path": "model.kept['y']", "holder": "dict"}, VARIABLES,
     ),
     "tuple": Followed(
         lambda: Keeps(tuple, sets(lambda y: (y,))),
-        "in place of the tuple: model.kept[0]", VARIABLES,
+        "plain value, container", {"path": "model.kept[0]", "holder": "tuple"}, VARIABLES,
     ),
     "nnx.List in the call": Followed(
         lambda: Keeps(lambda: None, sets(lambda y: nnx.List([y]))),
-        "put an nnx.Variable into the nnx.List in __init__, and write the value into that: flax takes model.kept[0]", IN_LIST,
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
     ),
     "nnx.List that grows": Followed(
         lambda: Keeps(lambda: nnx.List([]), lambda module, y: module.kept.append(y)),
-        "put an nnx.Variable into the nnx.List in __init__, and write the value into that: flax takes model.kept[0]", IN_LIST,
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
     ),
     "nnx.List of None": Followed(
         lambda: Keeps(none_list, lambda module, y: module.kept.__setitem__(0, y)),
-        "put an nnx.Variable into the nnx.List in __init__, and write the value into that: flax takes model.kept[0]", IN_LIST,
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
     ),
     "nnx.Dict": Followed(
         lambda: Keeps(lambda: None, sets(lambda y: nnx.Dict(y=y))),
-        "put an nnx.Variable into the nnx.Dict in __init__, and write the value into that: flax takes model.kept['y']", IN_DICT,
+        "plain value, nnx container", {"path": "model.kept['y']", "holder": "nnx.Dict"}, IN_DICT,
     ),
 }  # fmt: skip
 OF_ALL: dict[str, Followed] = {
     "plain object": Followed(
-        lambda: in_box(lambda y: y), "keep the value in an nnx.Variable of the module: model.kept.last", {"Variable": in_variable}
+        lambda: in_box(lambda y: y), "plain object", {"path": "model.kept.last"}, {"Variable": in_variable}
     ),
     "function": Followed(
-        lambda: in_box(adds), "a function in model.kept.last captured it", {"Variable": in_variable}
+        lambda: in_box(adds), "kept function", {"path": "model.kept.last"}, {"Variable": in_variable}
     ),
     "function outside": Followed(
-        lambda: Keeps(Box, becomes_global), "do not keep in LATEST a function", {"Variable": in_variable}
+        lambda: Keeps(Box, becomes_global), "kept function, outside", {"path": "LATEST"}, {"Variable": in_variable}
     ),
 }  # fmt: skip
 FOLLOWED = {**OF_ALL, **OF_FLAX_012}
@@ -249,7 +248,7 @@ QUICK = {("plain object", "Variable"), ("list", "Variable"), ("nnx.List in the c
 def test_with_what_the_hint_says_all_default_nestings_hold(kept, cure):
     followed = FOLLOWED[kept]
     found = sweep(followed.leaky(), numbers(BATCH))
-    assert followed.hint in found.violations[0].hint
+    assert found.violations[0].hint == hint(followed.cause, **followed.filled)
     report = sweep(followed.cured[cure](), numbers(BATCH))
     assert report.ok, str(report)
 

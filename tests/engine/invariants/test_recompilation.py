@@ -54,7 +54,7 @@ def test_a_functional_jit_drops_the_counter_so_that_nothing_is_traced_again():
 @pytest.mark.parametrize("name, old", [("integer", "int32"), ("nothing", "NoneType")])
 def test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first(name, old):
     make, _ = MODELS[name]
-    told = "make it float32 where it is made first:"
+    told = f"make it float32 where it is made first: {old} does not hold what is stored there"
     assert told in text(call(make(), INPUT, nesting="jit", invariants="recompilation"))
     assert "cast" not in told
     assert call(Halves(STRONG), INPUT, nesting="jit", invariants="recompilation").outcome.verdict == "held"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checking import broken, call, near, text
+from checking import broken, call, hint, near, text
 from flax import nnx
 from healthy import FLAX, WIDTH, rngs
 
@@ -90,7 +90,7 @@ def test_what_is_returned_keeps_no_tracers(form):
     leaky = call(lambda key: build(key, jnp), KEY, nesting="jit")
     assert broken(leaky) == ["tracers"]
     assert f"created at {near(__file__)}:" in text(leaky)
-    assert "make it with NumPy, which nothing traces, or keep the value in an" in text(leaky)
+    assert hint("kept by what is returned", path=leaky.outcome.violations[0].findings[0].path) in text(leaky)
     assert call(lambda key: build(key, np), KEY, nesting="jit").outcome.verdict == "held"
 
 
@@ -235,7 +235,7 @@ def test_a_module_that_a_vmap_inside_the_call_built():
     leaky = call(lambda key: build(key, lambda index: index), KEY)
     assert "tracers remain in output.index" in text(leaky)
     assert ("leaked by", "the call itself, un-nested") in leaky.outcome.violations[0].details
-    assert "keep the value in an nnx.Variable that __init__ makes, or wrap it in" in text(leaky)
+    assert hint("plain value, data", path="output.index") in text(leaky)
     for cure in (nnx.data, nnx.Variable):
         for nesting in ("un-nested", "jit"):
             cured = call(lambda key, keep=cure: build(key, keep), KEY, nesting=nesting)

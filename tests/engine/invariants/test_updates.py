@@ -5,9 +5,20 @@ from __future__ import annotations
 import jax
 import pytest
 from checking import broken, call, text
-from copied import COPIED, MODULES_ARE_TREES, ON_PURPOSE, Noisy, Normed, forward, functional, linear
+from copied import (
+    COPIED,
+    MODULES_ARE_TREES,
+    ON_PURPOSE,
+    Gated,
+    Noisy,
+    Normed,
+    forward,
+    functional,
+    linear,
+    rematerializes,
+)
 from flax import nnx
-from healthy import FLAX, numbers
+from healthy import FLAX, assign, numbers
 
 X = numbers((3, 8))
 trees = pytest.mark.skipif(FLAX < MODULES_ARE_TREES, reason="before flax 0.12 no transform of jax takes a module")
@@ -51,9 +62,85 @@ def test_the_line_the_transform_and_the_cure_are_named():
 
 
 @trees
-def test_the_cure_of_a_call_that_is_a_jit_of_jax_is_that_of_flax():
-    found = call(jax.jit(forward), Normed(), X)
-    assert "write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)" in found.outcome.violations[0].hint
+@pytest.mark.parametrize(
+    "subject, cure",
+    [
+        (jax.jit(forward), "nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)"),
+        (rematerializes(jax.checkpoint), "nnx.remat instead of jax.checkpoint"),
+        (lambda model, x: jax.lax.cond(True, forward, forward, model, x), "nnx.cond instead of jax.lax.cond"),
+    ],
+    ids=["jit", "checkpoint", "cond"],
+)
+def test_the_cure_of_a_transform_of_jax_is_that_of_flax(subject, cure):
+    found = call(subject, Normed(), X)
+    assert found.outcome.violations[0].hint.startswith(f"write {cure}, which hands back what f writes; or return ")
+
+
+def test_what_a_line_writes_shares_a_row_before_random_counts_and_stale_reads():
+    model = nnx.Sequential(Gated(captures=True), Normed(), Noisy())
+    found = call(functional(hands_back=False), model, X)
+    assert broken(found) == ["updates"]
+    (violation,) = found.outcome.violations
+    statistics = "model.layers[1].norm.mean, model.layers[1].norm.var"
+    assert violation.summary == f"{statistics}, ... keep their values: the call writes to copies of them"
+    rows = [f"{label} {row}" for label, row in violation.details]
+    gate = [f"stale model.layers[0].gate.{name}   read at" for name in ("kernel", "bias")]
+    told = [f"lost {statistics}   written at", "lost model.layers[2].dropout.", *gate]
+    assert [row.startswith(words) for row, words in zip(rows, told, strict=True)] == [True] * 4
+
+
+class Follows(nnx.Module):
+    """Keeps a running mean, in a Variable of this type."""
+
+    def __init__(self, kind=nnx.BatchStat):
+        self.mean = kind(X[0])
+
+    def __call__(self, x):
+        assign(self.mean, 0.9 * self.mean[...] + 0.1 * x.mean(0))
+
+
+RETURNED = {
+    "a result without a name": (lambda model, x: model.mean[...] * 1, "violated"),
+    "a number of it": (lambda model, x: {"loss": model.mean[...].sum()}, "violated"),
+    "another array": (lambda model, x: {"y": x[0]}, "violated"),
+    "the array of the copy": (lambda model, x: {"mean": model.mean[...]}, "held"),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_copy_is_handed_out_by_what_is_named_has_its_type_and_is_made_of_it(name):
+    what, verdict = RETURNED[name]
+
+    def steps(model, x):
+        graphdef, state = nnx.split(model)
+
+        def step(state, x):
+            copy = nnx.merge(graphdef, state)
+            copy(x)
+            return what(copy, x)
+
+        return jax.jit(step)(state, x)
+
+    found = call(steps, Follows(), X)
+    assert found.outcome.verdict == verdict, text(found)
+    if verdict == "violated":
+        assert "model.mean keeps its value: the call writes to a copy of it" in text(found)
+
+
+def averages(model, x):
+    """Make a Variable of another type with the metadata of a parameter."""
+    average = nnx.Variable(model.kernel[...], **model.kernel.get_metadata())
+    assign(average, 0.9 * average[...])
+    return x @ average[...]
+
+
+@pytest.mark.skipif(FLAX < (0, 11), reason="older flax has no Variable.get_metadata() of all")
+def test_a_variable_of_another_type_is_no_copy():
+    assert call(averages, linear(), X).outcome.verdict == "held"
+
+
+def test_what_a_call_sows_need_not_come_back():
+    assert call(functional(hands_back=False), Follows(nnx.Intermediate), X).outcome.verdict == "held"
 
 
 def test_counts_of_random_numbers_alone_are_a_note():
@@ -84,7 +171,8 @@ def test_states_of_the_module_and_of_another_may_be_mapped_over_together():
         pairs = jax.tree.map(lambda one, two: ((one - two) ** 2).sum(), nnx.state(model), other)
         return sum(jax.tree.leaves(pairs)) + x
 
-    assert call(distance, linear(), first, X).outcome.verdict == "held"
+    found = call(distance, linear(), first, X)
+    assert (found.outcome.verdict, "updates asserted in part" in text(found)) == ("held", False)
     found = call(lambda model, x: distance(model, first, x), linear(), X)
     assert found.outcome.verdict == "held"
     assert "updates asserted in part" in text(found)

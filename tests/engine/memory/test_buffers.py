@@ -230,29 +230,7 @@ def test_a_part_of_a_parameter_is_named_and_is_not_whole():
     assert (part.parameters, part.whole) == ((0,), False)
 
 
-def test_a_copy_that_xla_inserts_has_no_line():
-    memory = memory_of(lambda p, x: (p, x + 1), P, X)
-    (copy,) = [buffer for buffer in memory.buffers if buffer.whole]
-    assert (copy.operation, source(copy)) == ("copy", "")
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "bool", "complex64", "float8_e4m3fn"])
 def test_dtypes_are_named_as_in_jax(dtype):
     memory = memory_of(lambda x: x, jnp.zeros((3, 5), dtype))
     assert memory.buffers[0].shape == f"{dtype}[3,5]"
-
-
-class Doubled(nnx.Module):
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(128, 256, rngs=rngs)
-
-    def __call__(self, x):
-        return self.linear(x)
-
-
-def test_the_line_is_the_users_not_that_of_flax():
-    run, state = functional(Doubled(nnx.Rngs(0)))
-    memory = memory_of(run, state, jnp.ones((32, 128)))
-    call = f"{near(__file__)}:{Doubled.__call__.__code__.co_firstlineno + 1}"
-    assert call in {source(buffer) for buffer in memory.buffers if buffer.kind in {"temporary", "output"}}
-    assert not any("flax" in source(buffer) for buffer in memory.buffers)

@@ -130,17 +130,3 @@ def test_added_are_the_buffers_that_have_no_partner(after, before):
     for key in set(keys(after)):
         marked = sum(each.added for each in found if (each.place, each.shape, each.name) == key)
         assert marked == max(0, keys(after).count(key) - keys(before).count(key))
-
-
-@pytest.mark.parametrize(
-    "place, heading",
-    [
-        (PeakLine("", (), True, 1, 0, MiB, 0, 0), "inserted by XLA, no line"),
-        (PeakLine("", (), False, 1, MiB, 0, 0, 0), "no line of yours"),
-        (PeakLine("", (), False, 1, 0, 0, MiB, 0), "captured constants"),
-        (PeakLine("scan[closure]", (), False, 1, MiB, 0, 0, 0), "the layer scan[closure] of the nesting"),
-        (PeakLine("a.py:1", tuple("bcde"), False, 1, MiB, 0, 0, 0), "a.py:1 (called from b, c, d, ...)"),
-    ],
-)
-def test_a_place_says_what_is_known_of_it(place, heading):
-    assert memory_breakdown.heading(place) == heading

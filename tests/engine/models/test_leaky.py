@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 from checking import Example, broken, call, flat, some, text
@@ -9,7 +11,9 @@ from flax import nnx
 from healthy import FLAX, numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
 
-from pytest_nnxcheck import Layer, check
+from pytest_nnxcheck import Layer, Nesting, check
+from pytest_nnxcheck.core.facts import Observation
+from pytest_nnxcheck.invariants.tracers import StateTouched, judge
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.compose import Guards
 
@@ -106,3 +110,5 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
     with guards.unchanged(layer, model):
         model.kernel = nnx.Param(model.kernel[...] + 1)
     assert guards.mutated == [(layer, "model.kernel")]
+    seen = Observation(Nesting((layer,)), model, mutated=tuple(guards.mutated))
+    assert [*judge(SimpleNamespace(observation=seen))] == [StateTouched("model.kernel", layer=layer)]

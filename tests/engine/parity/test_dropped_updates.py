@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, text
+from checking import broken, hint, text
 from flax import nnx
 from healthy import HEALTHY, assign
 from parity_calls import TREE, XS, X, norm, parity
@@ -102,7 +102,7 @@ def test_an_update_that_a_jit_drops_in_part_is_no_rounding():
     found = parity(evaluate(jax.jit), norm(), X)
     assert broken(found) == ["parity"]
     assert "model.mean differs from what the same call leaves without its jits" in text(found)
-    assert "a transform of jax updates a copy of a module: write" in text(found)
+    assert hint("copy") in text(found)
     assert parity(evaluate(nnx.jit), norm(), X).outcome.verdict == "held"
 
 

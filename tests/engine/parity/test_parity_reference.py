@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from healthy import WIDTH, assign, numbers
 from parity_calls import Body, X, made_in, norm, parity, ticks, traced
 
 from pytest_nnxcheck import check, register_transform
+from pytest_nnxcheck.invariants.parity import may_be_fusion
+from pytest_nnxcheck.values.effects import Difference, compare
 
 # --- how far two values may lie apart
 
@@ -53,6 +56,35 @@ def test_a_leaf_that_the_call_leaves_alone_has_the_roundings_of_its_size_and_no_
         return x
 
     assert parity(call, norm(), X, nesting="jit").outcome.verdict == verdict
+
+
+def apart(want, have, old=None, spread=0.0):
+    return compare("x", want, have, old, spread, "")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
+def test_ten_times_what_a_nudge_does_is_allowed(dtype):
+    want, have = jnp.array([0, 1, 0], dtype), jnp.array([1, 1, 0], dtype)
+    assert apart(want, have)
+    assert apart(want, have, spread=0.09)
+    assert not apart(want, have, spread=0.11)
+    assert apart(np.array([2**60]), np.array([2**60 + 1])), "integers that float64 cannot tell apart"
+    assert apart(np.array(["a", "b"]), np.array(["a", "c"]))
+
+
+def test_a_value_that_did_not_move_where_it_should_is_an_update_that_was_dropped():
+    assert apart(ONE + 1e-5, ONE, ONE).label == "dropped", "a small step of an optimizer"
+    assert apart(ONE + 1e-5, ONE * 2, ONE).label == "differs"
+
+
+@pytest.mark.parametrize(
+    "change, may",
+    [({}, True), ({"rounding": False}, False), ({"label": "dropped"}, False)],
+    ids=["floats or integers", "NaN", "a dropped update"],
+)
+def test_what_the_compiler_alone_may_decide(change, may):
+    difference = Difference("y", label="differs", wrong=1, elements=2, rounding=True)
+    assert may_be_fusion(replace(difference, **change)) is may
 
 
 class Noise(nnx.Module):

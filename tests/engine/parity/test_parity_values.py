@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, text
+from checking import broken, call, hint, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
 from parity_calls import TREE
@@ -231,7 +231,7 @@ def test_a_flag_that_a_layer_drops_is_told_with_what_chooses_in_its_place():
         "model.started: expected True, as after the same calls one by one (a loop makes one call in each step), got False"
         in text(found)
     )
-    assert "keep the flag in an nnx.Variable and choose with jnp.where, since no" in text(found)
+    assert hint("flag", path="model.started") in text(found)
 
 
 @pytest.mark.parametrize("nesting", ["scan[functional]", "while_loop[functional]"])

@@ -13,6 +13,8 @@ from flax import nnx
 from healthy import assign, numbers
 from jax.experimental import io_callback
 
+from pytest_nnxcheck.compat import refusals
+
 
 class Experts(nnx.Module):
     """A mixture of experts: the rows of a batch, sorted by the expert that each is for."""
@@ -202,3 +204,17 @@ def test_a_second_call_that_misses_what_the_first_took_away_is_the_users_excepti
     """The code of the call raises, and no frame of jax does."""
     checked = call(bugs.step_drops_one, bugs.Pair(100), nesting="jit > call_first")
     assert (checked.outcome.verdict, checked.outcome.error) == ("failed", "AttributeError")
+
+
+@pytest.mark.parametrize(
+    "error, names, told",
+    [
+        (AssertionError(), ["jit", "grad", "scan", "cond"], True),
+        (AssertionError(), ["grad", "fori_loop", "vmap", "switch"], True),
+        (AssertionError(), ["scan", "grad", "cond"], False),
+        (AssertionError("of the user"), ["grad", "scan", "cond"], False),
+        (ValueError(), ["grad", "scan", "cond"], False),
+    ],
+)
+def test_a_fault_of_jax_is_told_from_one_of_the_user(error, names, told):
+    assert refusals.branch_in_a_loop(error, names) == told

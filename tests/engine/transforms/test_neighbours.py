@@ -103,6 +103,8 @@ def test_the_rows():
         ("passes", "jit, jit[functional]   (of 3 similar nestings)"),
         ("steps", "un-nested passes, jit[closure] fails"),
     )
+    nothing, _ = outcomes()
+    assert rows_of(violated, nothing) == ()
 
 
 def test_a_donation_is_tried_only_where_an_input_can_be_reused():

@@ -119,19 +119,23 @@ class Compared:
     """Metadata whose ``==`` raises, as it does in every transform."""
 
     def __eq__(self, other):
-        raise RuntimeError("not to be compared")
+        if isinstance(other, Compared):
+            raise TypeError("not to be compared")
+        return False
 
     __hash__ = None
 
 
-def test_metadata_that_cannot_be_compared_gives_no_reason():
+@pytest.mark.parametrize(
+    "make, verdict", [(Compared, "failed"), (lambda: (1.5, "tag"), "held")], ids=["never equal", "equal"]
+)
+def test_metadata_that_cannot_be_compared_gives_no_reason_nor_does_what_is_equal(make, verdict):
     class Holds(Decoder):
         def __call__(self, x):
-            label(self.place, seen=Compared())
+            label(self.place, seen=make())
             return self.linear(x)
 
     model = Holds()
-    label(model.place, seen=Compared())
+    label(model.place, seen=make())
     found = call(model, numbers((2, 4)), nesting="scan")
-    assert found.outcome.misfit is None
-    assert found.outcome.verdict == "failed"
+    assert (found.outcome.misfit, found.outcome.verdict) == (None, verdict)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import pytest
-from checking import TAKES_REFERENCES, flat
+from checking import TAKES_REFERENCES, flat, hint
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
@@ -45,10 +45,7 @@ class Accumulates:
 def test_a_state_that_is_kept_outside_of_the_module_is_told_so():
     found = check(Accumulates(in_module=False).step, numbers(BATCH), nesting="jit")
     assert "self.gradients[0]['bias']" in flat(str(found))
-    assert (
-        "do not keep arrays made under a transform in what is no part of the module: it outlives the trace"
-        in found.violations[0].hint
-    )
+    assert found.violations[0].hint == hint("outlives", holder="what is no part of the module")
     assert check(Accumulates(in_module=True).step, numbers(BATCH), nesting="jit").ok
 
 
@@ -88,7 +85,7 @@ errors: list[Any] = []
 
 def test_an_exception_that_is_kept_is_told_so():
     found = check(Tries(lambda error: error), numbers(BATCH), nesting="jit")
-    assert "do not keep arrays made under a transform in an exception, whose" in found.violations[0].hint
+    assert found.violations[0].hint == hint("outlives", holder="an exception, whose traceback has the frame")
     assert check(Tries(str), numbers(BATCH), nesting="jit").ok
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 import weakref
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from checking import models, some
 from flax import nnx
-from healthy import FLAX, HEALTHY
+from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
 
 from pytest_nnxcheck.compat import staging
@@ -155,3 +156,25 @@ def test_a_donated_buffer_is_wasted_on_what_is_wider(dtypes, wider):
     jaxpr = staging.open_jaxpr(jax.make_jaxpr(cast(*dtypes))(*arrays))
     assert programs.widened(jaxpr, (True, True)) == wider
     assert programs.widened(jaxpr, (False, False)) == {}
+
+
+class Two(nnx.Module):
+    def __init__(self):
+        self.a, self.b = nnx.Linear(4, 8, rngs=rngs()), nnx.Linear(8, 8, rngs=rngs())
+
+
+@pytest.mark.parametrize(
+    "step, unused",
+    [
+        (jnp.sum, {"float32[8]": (2, ("model.a.bias", "model.b.bias")), "float32[4,8]": (1, ("model.a.kernel",)), "float32[8,8]": (1, ("model.b.kernel",))}),
+        (lambda array: array * 2, {}),
+    ],
+)  # fmt: skip
+def test_donated_leaves_that_jax_could_not_use_are_named(step, unused):
+    model = Two()
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        with programs.noted() as seen:
+            jax.jit(lambda state: jax.tree.map(step, state), donate_argnums=0)(nnx.state(model))
+    assert {buffers.type: (buffers.count, buffers.leaves) for buffers in seen} == unused
+    assert all("test_leftovers.py:" in buffers.line and buffers.line.endswith("named)") for buffers in seen)

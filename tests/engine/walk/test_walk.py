@@ -198,7 +198,8 @@ def test_what_is_too_much_is_not_looked_through(monkeypatch: pytest.MonkeyPatch)
     assert len(huge.seen) <= 1003
     words = look(("words", {str(n): n for n in range(1010)}), ("x", [tracer_of(jax.jit)]))
     assert (words.complete, [found.path for found in words.tracers]) == (True, ["x[0]"])
-    assert not look(("long", list(range(3001)))).complete
+    assert [look(("long", [*range(length)])).complete for length in (3000, 3001)] == [True, False]
+    assert len(look(("n", 1), ("s", "s"), ("none", None)).seen) == len(look().seen), "they hold nothing"
 
 
 # --- inside a trace --------------------------------------------------------------------------------------------------------
@@ -221,6 +222,19 @@ def test_the_walk_inside_a_trace_leaves_the_program_as_it_is() -> None:
     assert str(jax.make_jaxpr(guarded)(state, X)) == str(jax.make_jaxpr(plain)(state, X))
     assert sorted(found.path for found in met[0].tracers) == ["model.bias", "model.kernel", "x"]
     assert {found.holder for found in met[0].tracers} == {"Param", "input"}
+
+
+def test_trace_identity_tells_a_dead_trace_from_the_live_one() -> None:
+    seen: list[Any] = []
+
+    def outer(x: Any) -> Any:
+        jax.eval_shape(lambda y: (seen.append(y * 2), y)[1], x)
+        seen.append(x * 3)
+        return x
+
+    jax.make_jaxpr(outer)(X)
+    inner, live = map(graph.trace_identity, seen)
+    assert graph.trace_key(inner) != graph.trace_key(live)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap])

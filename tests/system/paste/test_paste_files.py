@@ -11,7 +11,11 @@ import pytest
 from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
+from pytest_nnxcheck import Layer
+from pytest_nnxcheck.invariants.advice import MemoryWasted
+from pytest_nnxcheck.invariants.tracers import StateTouched
 from pytest_nnxcheck.paste.program import file_name
+from pytest_nnxcheck.paste.usage import literal
 
 # --- how a test is written
 
@@ -238,3 +242,18 @@ def test_file_names_are_short_safe_and_each_its_own():
     ]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)
+
+
+def test_what_no_program_can_look_for_has_none():
+    """The advice on memory is words about the un-nested call; that an ``eval_shape`` writes a value, its guard alone sees."""
+    assert (
+        [*MemoryWasted("", advice=()).look(None)]
+        == [*StateTouched("model.w", layer=Layer("eval_shape")).look(None)]
+        == []
+    )
+
+
+@pytest.mark.parametrize("value", [{1, 2}, range])
+def test_a_literal_reads_back_as_the_same_value_or_there_is_none(value):
+    assert eval(literal(value) or "range") == value
+    assert literal(object()) == ""

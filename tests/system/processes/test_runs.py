@@ -260,6 +260,16 @@ def test_ctrl_c_leaves_a_partial_summary_and_a_report_but_no_baseline(run_inner,
     assert not (pytester.path / "peaks.json").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_test_that_is_interrupted_when_it_runs_again_is_interrupted(run_inner, pytester):
+    pytest.importorskip("pytest_rerunfailures")
+    source = "@marked(max_examples=0)\ndef test_again(nnx_wrap, request):\n    nnx_wrap(Model())(3)\n"
+    source += "    assert request.node.execution_count > 1\n    if len(RUNS) > 20: pytest.exit('enough')\n"
+    run_inner(source, "--reruns=1", "--nnx-report=report.json", subprocess=True)
+    (test,) = json.loads((pytester.path / "report.json").read_text(encoding="utf-8"))["tests"]
+    assert (test["outcome"], test["verdict"]) == ("interrupted", "")
+
+
 PRESSED = """
 import gc, os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

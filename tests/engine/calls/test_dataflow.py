@@ -1,0 +1,74 @@
+"""What a jaxpr hands through: rewritten with its own value is unchanged, computed is changed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytest_nnxcheck.compat import staging
+from pytest_nnxcheck.jaxprs import flow
+
+W = jnp.ones((3, 3))
+
+
+def sources(f, *args):
+    return flow.sources(staging.open_jaxpr(jax.make_jaxpr(f)(*args)))
+
+
+def in_scan(body):
+    return lambda w, x: jax.lax.scan(lambda carry, _: (body(*carry), None), (w, x), None, length=2)[0]
+
+
+def in_while(body):
+    return lambda w, x: jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, *body(*c[1:])), (0, w, x))[1:]
+
+
+def in_cond(body):
+    return lambda w, x: jax.lax.cond(x[0, 0] > 0, body, lambda w, x: (w, x), w, x)
+
+
+WRAPPERS = {
+    "plain": lambda f: f,
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+    "scan": in_scan,
+    "while": in_while,
+    "cond": in_cond,
+}
+
+
+@pytest.mark.parametrize("outer", WRAPPERS)
+@pytest.mark.parametrize("inner", WRAPPERS)
+def test_an_input_is_followed_through_equations(outer, inner):
+    wrapped = WRAPPERS[outer](WRAPPERS[inner](lambda w, x: (w, x @ w)))
+    assert sources(wrapped, W, W) == (0, None)
+
+
+def test_slices_that_are_stacked_again_are_the_whole():
+    def scanned(stacked, x):
+        return jax.lax.scan(lambda x, w: (x @ w, w), x, stacked)
+
+    assert sources(scanned, jnp.ones((4, 3, 3)), W) == (None, 0)
+
+
+def test_captured_constants_are_counted_once_and_inside_jits():
+    table = np.ones((50, 2), np.float32)
+    closed = jax.make_jaxpr(jax.jit(lambda x: x + table.sum() + jnp.asarray(table)[0, 0]))(W)
+    assert [const.shape for const in flow.constants(closed)] == [(50, 2)]
+
+
+def test_a_remat_in_a_scan_is_seen():
+    block = jax.checkpoint(jnp.tanh)
+    scanned = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: (block(x), None), x, None, length=2)[0])
+    assert flow.remat_in_scan(scanned(W))
+    assert not flow.remat_in_scan(jax.make_jaxpr(block)(W))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_swap_is_no_identity_and_a_loop_or_a_branch_mixes_all_it_is_given(wrapper):
+    mixes = wrapper not in ("plain", "jit", "remat")
+    assert sources(WRAPPERS[wrapper](lambda w, x: (x, w)), W, W) == ((None, None) if mixes else (1, 0))
+    jaxpr = staging.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W))
+    assert flow.origins(jaxpr) == ((0b11, 0b11) if mixes else (0b01, 0b11))
