@@ -32,6 +32,7 @@ from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement, judged
+from pytest_nnxcheck.subject.caches import emptied
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, in_arrays_alone, profile
@@ -107,6 +108,19 @@ def check_call(
     originals = look_at(bound, example.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
         return outcome_of(not_run(call, originals.held))
+    if originals.walk is not None and (put_back := emptied(bound, originals.walk, example.memo.first)):
+        example.caches += put_back
+        # Taken apart anew: what an object keeps of an earlier call may be an argument of this one.
+        return check_call(
+            subject,
+            args,
+            kwargs,
+            nesting=nesting,
+            settings=settings,
+            example=example,
+            publish=publish,
+            owner=owner,
+        )
     # Before the call is made: its own state is written when it has been judged.
     known = example.memo.known.setdefault(signature(bound, *originals.split), Known())
     call = with_earlier(replace(call, originals=originals, known=known))
