@@ -32,6 +32,7 @@ from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement, judged
+from pytest_nnxcheck.subject.caches import emptied
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, in_arrays_alone, profile
@@ -107,6 +108,19 @@ def check_call(
     originals = look_at(bound, example.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
         return outcome_of(not_run(call, originals.held))
+    if originals.walk is not None and (put_back := emptied(bound, originals.walk, example.memo.first)):
+        example.caches += put_back
+        # Taken apart anew: what an object keeps of an earlier call may be an argument of this one.
+        return check_call(
+            subject,
+            args,
+            kwargs,
+            nesting=nesting,
+            settings=settings,
+            example=example,
+            publish=publish,
+            owner=owner,
+        )
     # Before the call is made: its own state is written when it has been judged.
     known = example.memo.known.setdefault(signature(bound, *originals.split), Known())
     call = with_earlier(replace(call, originals=originals, known=known))
@@ -278,6 +292,11 @@ def look(seen: Seen, reason: Reason) -> Seen:
         raise observation.error
     if reason == "own jit" and meets_own_jit(call, observation):
         observation = replace(observation, error=Unfit(Misfit("own jit", call.subject.opened[0][0])))
+    if any(not leak.line for leak in observation.leaks):
+        leaks = observation.leaks
+        kept = call.once("kept at", lambda: causes.with_lines(call.subject, leaks), *(leak.path for leak in leaks))
+        at = {leak.path: leak.kept_at for leak in kept}
+        observation = replace(observation, leaks=tuple(replace(leak, kept_at=at.get(leak.path, "")) for leak in leaks))
     ran = replace(seen.ran, call=call, observation=observation)
     # An un-nested call that raises is the user's own error, whatever else it breaks.
     judges = observation.proves and (call.nesting.layers or observation.error is None)
@@ -420,8 +439,10 @@ def concluded(seen: Seen) -> Checked:
         if not broken:
             outcome = Outcome(call.nesting, "held", facts=judgement.notes)
             return Checked(None, outcome, run=observation, state=observation.state)
-        # If tracers are left, a transform inside the call is at fault.
-        outcome = violated(seen, captured(call, leaking=True) if leaks else ())
+        # A transform inside the call that captured a module is at fault for what it leaves in the module itself. Handed the module, it leaves the same
+        # tracer in any other object.
+        in_module = any(leak.place in ("variable", "module") for leak in leaks)
+        outcome = violated(seen, captured(call, leaking=True) if in_module else ())
         return Checked(None, outcome, run=observation)
     outcome = judged_outcome(seen)
     if observation.error is not None or (leaks and broken):
@@ -584,7 +605,7 @@ def failed(seen: Seen, error: Exception) -> Checked:
 def explained(call: Call, error: Exception, observation: Observation) -> tuple[Note, ...]:
     """The explanation of the user's exception: the leaked tracers, and the transform that captured a module."""
     if refusals.asks_for_value(error):
-        return (ValueAsked(),)
+        return (ValueAsked(call.tried("numbers asked for", lambda: trials.numbers_asked_for(call))),)
     is_refusal = refusals.is_refusal(error)
     if not (is_refusal or refusals.is_tracer_error(error)):
         return ()

@@ -116,6 +116,8 @@ class Example:
     """The number of calls that were compared with a reference."""
     copies: list[tuple[Any, Any]] = field(default_factory=list)
     """Variables, each with what it held before a call that is not checked."""
+    caches: list[Callable[[], None]] = field(default_factory=list)
+    """Functions that put back what was in caches before a call."""
     unrestored: tuple[Note, ...] = ()
     """Notes on places that could not be put back."""
 
@@ -127,6 +129,8 @@ class Example:
             # The latest first: what two calls changed gets back what it held before the first of them.
             lost = self.places.pop().restore()
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
+        for put_back in reversed(self.caches):
+            put_back()
         for variable, copy in self.copies:
             value = graph.variable_value(variable)
             if isinstance(value, jax.Array) and id(value) not in self.stand_ins and value.is_deleted():

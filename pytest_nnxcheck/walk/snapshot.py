@@ -49,6 +49,10 @@ class Places:
         """Add a place and its content. The text of ``name`` is made only if the place cannot be restored."""
         self._kept.append((name, kind, place, held))
 
+    def of(self, kind: PlaceKind) -> Iterator[tuple[object, Any, list[Any]]]:
+        """The places of one kind: name, place, and what it held at the walk."""
+        return ((name, place, held) for name, each, place, held in self._kept if each is kind)
+
     def and_those(self, others: Places) -> Places:
         """These places and others, as one."""
         places = Places()

@@ -185,6 +185,24 @@ def test_a_call_may_be_made_twice_though_no_loop_can_carry_its_state():
     )
 
 
+class Halves(nnx.Module):
+    """Keeps half of its rows, so that a second call does not fit them."""
+
+    def __init__(self):
+        self.rows = nnx.Param(jnp.ones((4, 4)))
+
+    def __call__(self, x):
+        y = x @ self.rows[...]
+        assign(self.rows, self.rows[...][:2])
+        return y
+
+
+def test_a_call_that_cannot_be_made_twice_says_what_the_first_one_makes():
+    outcome = call(Halves(), numbers((3, 4)), nesting="call_first").outcome
+    makes = "the first makes model.rows, which is float32[4,4], a float32[2,4]"
+    assert (outcome.verdict, outcome.reason) == ("rejected", f"call_first makes the call twice, and {makes}")
+
+
 class Drops(nnx.Module):
     def __init__(self):
         self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))

@@ -283,3 +283,9 @@ def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient(examp
     assert under.budget > 1.8 * plain.budget
     over = call(Deep(), x, nesting="jit > grad", memory_budget="0.5x", example=example)
     assert broken(over) == ["memory"]
+
+
+@pytest.mark.parametrize("style, verdict", [("jax_closure", "held"), ("functional", "rejected")])
+def test_a_gradient_by_the_inputs_needs_no_parameter(style, verdict):
+    found = call(lambda x: x * 2, numbers((2, 3)), nesting=f"grad[{style}]", transforms="jit,grad")
+    assert found.outcome.verdict == verdict, text(found)

@@ -1,0 +1,163 @@
+"""A cache that an earlier call has filled decides no verdict: it is empty before the check, as in a fresh process, and works afterwards."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import flat
+from flax import nnx
+from healthy import numbers, rngs
+
+from pytest_nnxcheck import check
+
+X = numbers((2, 4))
+QUICK = {"effort": "quick", "transforms": "jit,scan", "styles": "argument"}
+
+
+@functools.cache
+def cached(length: int) -> jax.Array:
+    return jnp.arange(float(length))
+
+
+@functools.lru_cache(maxsize=2)
+def bounded(length: int) -> tuple[jax.Array]:
+    return (jnp.arange(float(length)),)
+
+
+MEMO: dict[int, jax.Array] = {}
+
+
+def in_global(length: int) -> jax.Array:
+    if length not in MEMO:
+        MEMO[length] = jnp.arange(float(length))
+    return MEMO[length]
+
+
+def in_default(length: int, memo: dict[int, jax.Array] = {}) -> jax.Array:  # noqa: B006 - the form
+    if length not in memo:
+        memo[length] = jnp.arange(float(length))
+    return memo[length]
+
+
+class Table:
+    """Keeps a table in one way or another."""
+
+    def __init__(self) -> None:
+        self.memo: dict[int, jax.Array] = {}
+        self._lazy: jax.Array | None = None
+
+    @functools.cached_property
+    def table(self) -> jax.Array:
+        return jnp.arange(4.0)
+
+    def in_dict(self) -> jax.Array:
+        if 4 not in self.memo:
+            self.memo[4] = jnp.arange(4.0)
+        return self.memo[4]
+
+    def lazy(self) -> jax.Array:
+        if self._lazy is None:
+            self._lazy = jnp.arange(4.0)
+        return self._lazy
+
+
+class Filled(Table):
+    """Fills it in the constructor, as each process does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.in_dict(), self.lazy(), made_at_once(4)
+
+
+@functools.cache
+def made_at_once(length: int) -> jax.Array:
+    return jnp.arange(float(length))
+
+
+@functools.cache
+def on_host(length: int) -> Any:
+    return np.arange(float(length), dtype=np.float32)
+
+
+@functools.cache
+def at_compile_time(length: int) -> jax.Array:
+    with jax.ensure_compile_time_eval():
+        return jnp.arange(float(length))
+
+
+CONSTANTS = {"a": jnp.arange(4.0)}
+
+
+class Adds(nnx.Module):
+    """Adds a table to what a layer gives."""
+
+    def __init__(self, table_of: Callable[[Any], Any], helper: Any = None) -> None:
+        self.linear, self.helper = nnx.Linear(4, 4, rngs=rngs()), helper
+        self.table_of = table_of
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y: jax.Array = self.linear(x) + self.table_of(self.helper)
+        return y
+
+
+LEAKY: dict[str, tuple[Callable[[], Any], str]] = {
+    "cache": (lambda: Adds(lambda _: cached(4)), "cached.cache[4]"),
+    "bounded": (lambda: Adds(lambda _: bounded(4)[0]), "bounded.cache[4][0]"),
+    "property": (lambda: Adds(lambda helper: helper.table, Table()), "model.helper.table"),
+    "global": (lambda: Adds(lambda _: in_global(4)), "MEMO[4]"),
+    "default": (lambda: Adds(lambda _: in_default(4)), "memo[4] (default of in_default)"),
+    "dict": (lambda: Adds(lambda helper: helper.in_dict(), Table()), "model.helper.memo[4]"),
+    "lazy": (lambda: Adds(lambda helper: helper.lazy(), Table()), "model.helper._lazy"),
+}
+HEALTHY: dict[str, Callable[[], Any]] = {
+    "filled property": lambda: Adds(lambda helper: helper.table, Filled()),
+    "filled dict": lambda: Adds(lambda helper: helper.in_dict(), Filled()),
+    "filled attribute": lambda: Adds(lambda helper: helper.lazy(), Filled()),
+    "filled cache": lambda: Adds(lambda _: made_at_once(4), Filled()),
+    "host": lambda: Adds(lambda _: on_host(4)),
+    "compile time": lambda: Adds(lambda _: at_compile_time(4)),
+    "constants": lambda: Adds(lambda _: CONSTANTS["a"]),
+}
+
+
+@pytest.mark.parametrize("form", LEAKY)
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_cache_that_keeps_a_tracer_is_found_warm_or_cold_and_works_afterwards(form: str, warm: bool) -> None:
+    make, path = LEAKY[form]
+    cached.cache_clear()
+    bounded.cache_clear()
+    MEMO.clear()
+    model = make()
+    before = model(X) if warm else None
+    report = check(model, X, **QUICK)
+    assert f"tracers remain in {path}" in flat(str(report))
+    after = model(X)
+    assert before is None or jnp.array_equal(before, after)
+
+
+@pytest.mark.parametrize("form", HEALTHY)
+def test_a_cache_that_a_constructor_fills_or_that_keeps_no_tracer_holds(form: str) -> None:
+    model = HEALTHY[form]()
+    model(X)
+    report = check(model, X, **QUICK)
+    assert report.ok, str(report)
+
+
+def test_what_was_in_a_cache_is_put_back() -> None:
+    helper = Table()
+    before = helper.table, helper.in_dict(), helper.lazy(), in_global(4)
+
+    def step(model: Any, x: jax.Array) -> jax.Array:
+        return model(x) + helper.table + helper.in_dict() + helper.lazy() + in_global(4)
+
+    assert not check(step, nnx.Linear(4, 4, rngs=rngs()), X, **QUICK).ok
+    assert all(
+        one is other
+        for one, other in zip(before, (helper.table, helper.in_dict(), helper.lazy(), in_global(4)), strict=True)
+    )
