@@ -2,17 +2,20 @@
 
 A warm cache hides what a cold one keeps: if the call fills it under a transform, it keeps a tracer. A cache is a `functools.lru_cache`, a
 `functools.cached_property`, or a place that the call fills again where it finds it empty. Only one that holds arrays of jax hides anything. A
-constructor that fills one does so before each call, in every process.
+constructor that fills one does so before each call, in every process, and so does a module while it is imported.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dis
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import jax
@@ -78,8 +81,9 @@ def emptied(subject: Subject, found: Walk, known: dict[Any, Any]) -> list[PutBac
     possible = list(memos(found))
     if not made and not possible:
         return []
-    functions = constructors(found)
-    named, filled = set(names_in(functions)), set(names_in(filter(fills, functions)))
+    functions = [*constructors(found), *called_at_import(found)]
+    named = {*names_in(functions), *(function.__name__ for function in functions)}
+    filled = set(names_in(filter(fills, functions)))
     return [
         *(empty() for name, _, empty in made if name not in named),
         *(memo.empty() for memo in possible if memo.last not in filled and is_cache(subject, found, memo, known)),
@@ -90,12 +94,16 @@ def made_caches(found: Walk) -> Iterator[tuple[str, Any, Callable[[], PutBack]]]
     """The caches that functools made: the name of the function, what is in the cache, and a function that empties it."""
     for _, cache, held in found.places.of(snapshot.CACHE):
         if held:
-            name = dict.get(class_dict(LruCache)["__dict__"].__get__(cache), "__name__", "")
-            yield name, held[1::2], functools.partial(cleared, cache)
+            yield getattr(wrapped(cache), "__name__", ""), held[1::2], functools.partial(cleared, cache)
     for _, (value, stored), held in found.places.of(snapshot.ATTRIBUTES):
         for name, item in snapshot.attribute_items(stored, held) if stored.cached else ():
             if name in stored.cached and (own := stored.read(value)) is not None:
                 yield name, item, functools.partial(without, own, name)
+
+
+def wrapped(cache: Any) -> Any:
+    """The function behind a `functools.lru_cache`."""
+    return dict.get(class_dict(LruCache)["__dict__"].__get__(cache), "__wrapped__")
 
 
 def cleared(cache: Any) -> PutBack:
@@ -194,6 +202,37 @@ def constructors(found: Walk) -> list[FunctionType]:
     made = [function for name, function in own if name in CONSTRUCTORS]
     named = {*names_in(made)}
     return made + [function for name, function in own if name in named and name not in CONSTRUCTORS]
+
+
+def called_at_import(found: Walk) -> list[FunctionType]:
+    """The functions that the modules of the caches, and those of the user's classes, call while they are imported."""
+    caches = (wrapped(cache) for _, cache, held in found.places.of(snapshot.CACHE) if held)
+    makers = [*caches, *(cls for _, cls, _ in found.places.of(snapshot.CLASS))]
+    names = sorted({str(getattr(maker, "__module__", "")) for maker in makers})
+    there = [sys.modules[name] for name in names if name in sys.modules]
+    return [
+        function
+        for module in there
+        for name in calls_at_import(module)
+        if type(function := inspect.unwrap(vars(module).get(name, module))) is FunctionType
+    ]
+
+
+@functools.cache
+def calls_at_import(module: ModuleType) -> frozenset[str]:
+    """The names of a module that its own top-level code calls; none where its source is not known."""
+    try:
+        ahead: list[ast.AST] = [ast.parse(inspect.getsource(module))]
+    except (OSError, TypeError, SyntaxError):
+        return frozenset()
+    names: set[str] = set()
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            names.add(node.func.id)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            ahead += ast.iter_child_nodes(node)
+    return frozenset(names)
 
 
 def fills(function: FunctionType) -> bool:

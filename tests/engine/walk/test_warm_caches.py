@@ -149,6 +149,24 @@ def test_a_cache_that_a_constructor_fills_or_that_keeps_no_tracer_holds(form: st
     assert report.ok, str(report)
 
 
+@functools.cache
+def at_import(length: int) -> jax.Array:
+    return jnp.arange(float(length))
+
+
+def warm_up() -> None:
+    for length in (2, 4):
+        at_import(length)
+
+
+warm_up()
+
+
+def test_a_cache_that_its_module_fills_while_it_is_imported_holds() -> None:
+    found = check(lambda model, x: model(x) + at_import(4), nnx.Linear(4, 4, rngs=rngs()), X, **QUICK)
+    assert found.ok, found
+
+
 def test_what_was_in_a_cache_is_put_back() -> None:
     helper = Table()
     before = helper.table, helper.in_dict(), helper.lazy(), in_global(4)
