@@ -32,6 +32,7 @@ from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement, judged
+from pytest_nnxcheck.invariants.tracers import is_in_module
 from pytest_nnxcheck.subject.caches import emptied
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
@@ -441,8 +442,7 @@ def concluded(seen: Seen) -> Checked:
             return Checked(None, outcome, run=observation, state=observation.state)
         # A transform inside the call that captured a module is at fault for what it leaves in the module itself. Handed the module, it leaves the same
         # tracer in any other object.
-        in_module = any(leak.place in ("variable", "module") for leak in leaks)
-        outcome = violated(seen, captured(call, leaking=True) if in_module else ())
+        outcome = violated(seen, captured(call, leaking=True) if any(map(is_in_module, leaks)) else ())
         return Checked(None, outcome, run=observation)
     outcome = judged_outcome(seen)
     if observation.error is not None or (leaks and broken):

@@ -191,6 +191,11 @@ def outlives(holder: str) -> str:
     return f"do not keep arrays made under a transform in {holder}: it outlives the trace"
 
 
+def is_in_module(leak: Leak) -> bool:
+    """True if a module itself holds the tracer, or a Variable does, wherever that is: a transform hands both on."""
+    return leak.place in ("variable", "module") or leak.holder not in (*PLAIN, *OUTLIVING, "frame")
+
+
 def is_plain(leak: Leak) -> bool:
     """True if a plain Python value holds the tracer, and that is not the value of a Variable."""
     return leak.holder in PLAIN and leak.place != "variable"

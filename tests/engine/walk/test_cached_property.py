@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax.numpy as jnp
 import pytest
@@ -66,12 +67,11 @@ def test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable(mod
 
 def test_another_attribute_of_such_an_object_stays_one():
     other = Cached()
-    assert other.angles.shape == (4,)  # computed before any trace
 
     def keeps(x):
         other.__dict__["last"] = x * 2
         return other(x)
 
-    found = str(check(keeps, numbers((2, 4)), nesting="jit"))
-    assert "float32[2,4] in attribute" in found
-    assert "cached property" not in found
+    found = flat(str(check(keeps, numbers((2, 4)), nesting="jit")))
+    assert re.search(r"leaked other\.last .*Tracer float32\[2,4\] in attribute", found)
+    assert re.search(r"leaked other\.angles .*Tracer float32\[4\] in cached property", found)
