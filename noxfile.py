@@ -55,6 +55,9 @@ PUBLISHED = [
     nox.param("3.12", ("opifex==0.2.10", "avitai-artifex==0.1.15"), id="findings"),
     nox.param("3.13", ("keras==3.15.1", "probly==0.9.1", "zlynx==0.1.11", "optax==0.2.8"), id="more-findings"),
     nox.param("3.11", ("dantinox==0.4.14",), id="dantinox"),
+    nox.param("3.13", ("attnax==0.2.0", "hyperbolix==1.4.0", "cax==0.4.4"), id="stale-reads"),
+    nox.param("3.13", ("jaxkan==0.3.7", "jax-image-models==0.4.0"), id="plain-objects"),
+    nox.param("3.11", ("gallifrey==0.1.1",), id="gallifrey"),
 ]
 JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 FLAX_HEAD = "flax @ git+https://github.com/google/flax"

@@ -292,6 +292,11 @@ def look(seen: Seen, reason: Reason) -> Seen:
         raise observation.error
     if reason == "own jit" and meets_own_jit(call, observation):
         observation = replace(observation, error=Unfit(Misfit("own jit", call.subject.opened[0][0])))
+    if any(not leak.line for leak in observation.leaks):
+        leaks = observation.leaks
+        kept = call.once("kept at", lambda: causes.with_lines(call.subject, leaks), *(leak.path for leak in leaks))
+        at = {leak.path: leak.kept_at for leak in kept}
+        observation = replace(observation, leaks=tuple(replace(leak, kept_at=at.get(leak.path, "")) for leak in leaks))
     ran = replace(seen.ran, call=call, observation=observation)
     # An un-nested call that raises is the user's own error, whatever else it breaks.
     judges = observation.proves and (call.nesting.layers or observation.error is None)
@@ -434,8 +439,10 @@ def concluded(seen: Seen) -> Checked:
         if not broken:
             outcome = Outcome(call.nesting, "held", facts=judgement.notes)
             return Checked(None, outcome, run=observation, state=observation.state)
-        # If tracers are left, a transform inside the call is at fault.
-        outcome = violated(seen, captured(call, leaking=True) if leaks else ())
+        # A transform inside the call that captured a module is at fault for what it leaves in the module itself. Handed the module, it leaves the same
+        # tracer in any other object.
+        in_module = any(leak.place in ("variable", "module") for leak in leaks)
+        outcome = violated(seen, captured(call, leaking=True) if in_module else ())
         return Checked(None, outcome, run=observation)
     outcome = judged_outcome(seen)
     if observation.error is not None or (leaks and broken):
@@ -598,7 +605,7 @@ def failed(seen: Seen, error: Exception) -> Checked:
 def explained(call: Call, error: Exception, observation: Observation) -> tuple[Note, ...]:
     """The explanation of the user's exception: the leaked tracers, and the transform that captured a module."""
     if refusals.asks_for_value(error):
-        return (ValueAsked(),)
+        return (ValueAsked(call.tried("numbers asked for", lambda: trials.numbers_asked_for(call))),)
     is_refusal = refusals.is_refusal(error)
     if not (is_refusal or refusals.is_tracer_error(error)):
         return ()

@@ -123,6 +123,32 @@ def profiled(watch: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
         sys.setprofile(before)
 
 
+@contextlib.contextmanager
+def followed(watch: Callable[[FrameType, int], None]) -> Iterator[None]:
+    """Call ``watch`` with the frame and the number of each line of the user's own code that has run, for a while: by Python's tracing hook."""
+
+    def enter(frame: FrameType, _event: str, _: Any) -> Callable[..., Any] | None:
+        if of_frame(frame) != "user":
+            return None
+        running = 0
+
+        def step(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
+            nonlocal running
+            if running and event in ("line", "return"):
+                watch(frame, running)
+            running = frame.f_lineno
+            return step
+
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 _TRACES, _INFERS = "trace_to_jaxpr", "_infer_params"
 """The beginnings of the names of jax's functions that trace a function, and of those by which a jit does so.
 

@@ -232,6 +232,8 @@ def tracer_line(tracer: Any) -> str:
         source = _read(tracer, "_line_info") or _read(tracer, "source_info")
         traceback = getattr(source, "traceback", None)
         for frame in traceback.frames if traceback is not None else ():
+            if of_file(frame.file_name) == "ours":
+                break  # an argument of the call: further out is the line that makes the call
             if not is_library_file(frame.file_name):
                 return near(f"{frame.file_name}:{frame.line_num} ({frame.function_name})")
         tracer = next((inner for name in ("val", "primal") if is_tracer(inner := _read(tracer, name))), None)

@@ -25,7 +25,7 @@ def is_tracer_error(error: BaseException | None) -> bool:
 def asks_for_value(error: BaseException | None) -> bool:
     """True if jax raised the exception because Python asked for the value of a tracer. All versions.
 
-    Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax': one of these.
+    Public, but for a slice whose ends are tracers, a plain IndexError, and for a shape of tracers, a plain TypeError, with a sentence of jax': one of these.
     """
     classes = (
         jax.errors.ConcretizationTypeError,
@@ -35,7 +35,8 @@ def asks_for_value(error: BaseException | None) -> bool:
     )
     sentences = ("static start/stop/step", "Slice entries must be static")
     is_slice = isinstance(error, IndexError) and any(sentence in str(error) for sentence in sentences)
-    return isinstance(error, classes) or is_slice
+    is_shape = isinstance(error, TypeError) and "Shapes must be 1D sequences of concrete values" in str(error)
+    return isinstance(error, classes) or is_slice or is_shape
 
 
 def is_refusal(error: BaseException | None) -> bool:

@@ -100,10 +100,19 @@ class Leak:
     """True if it was there before the call, which then did not leak it."""
     keeper: str = field(default="", metadata=UNRECORDED)
     """The path of the object that keeps a function which captured it."""
+    kept_at: str = field(default="", metadata=UNRECORDED)
+    """The user's line that keeps it, of a tracer that no line of the user's made: an argument of a traced function."""
 
     def words(self) -> str:
         """Its place, as the cause of a failure."""
-        return f"tracer left in {self.path}: {self.type}" + (f", created at {self.line}" if self.line else "")
+        return ", ".join([f"tracer left in {self.path}: {self.type}", *filter(None, [self.where])])
+
+    @property
+    def where(self) -> str:
+        """The line that made it, or else the one that keeps it; empty where neither is known."""
+        if self.line:
+            return f"created at {self.line}"
+        return f"an argument, kept at {self.kept_at}" if self.kept_at else ""
 
     @property
     def captured(self) -> bool:

@@ -157,8 +157,15 @@ class RaisedUnNested:
 class ValueAsked:
     """Python asked for a value that is traced: by an ``if``, a ``range``, an index."""
 
+    numbers: tuple[str, ...] = ()
+    """The Variables whose numbers it asked for, where these are all; the call changes none of them."""
+
     def words(self) -> str:
-        return NO_VALUES
+        if not self.numbers:
+            return NO_VALUES
+        one = len(self.numbers) == 1
+        plain, value = ("a plain attribute", "its value") if one else ("plain attributes", "their values")
+        return f"keep {some(self.numbers)} as {plain}: a trace has no value of a Variable, and Python asks for {value}"
 
 
 NO_VALUES = (

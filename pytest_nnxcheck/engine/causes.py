@@ -10,6 +10,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType, FunctionType, MethodType, ModuleType
@@ -20,7 +21,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.frames import called, made_before, profiled, transforms_by_itself
+from pytest_nnxcheck.compat.frames import called, followed, made_before, profiled, transforms_by_itself
 from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
@@ -121,6 +122,39 @@ def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
     # Without its jit, whose trace ends before what was merged is looked at.
     leaks = rehearse(subject, inspect.unwrap(subject.function), mock.patch.object(nnx, "merge", keep), look)
     return tuple(pinned) or leaks
+
+
+MOST_LINES = 2_000
+"""Lines after which tracers are looked for: a walk takes a few milliseconds."""
+
+
+def with_lines(subject: Subject, leaks: tuple[Leak, ...]) -> tuple[Leak, ...]:
+    """The leaks, where no line made the tracer with the line that keeps it: an argument is made by jax. The call is traced once more, line by line."""
+    wanted, lines = {leak.path for leak in leaks if not leak.line}, dict[str, str]()
+    if not wanted:
+        return leaks
+    looks = itertools.count()
+    own = subject.for_run()
+
+    def body(state: Any, *inputs: Any) -> Any:
+        def held() -> set[str]:
+            return {tracer.path for tracer in walk(subject.roots(state)).tracers} & wanted
+
+        before = held()  # a Variable of the state holds a tracer of this trace from the start
+
+        def watch(frame: FrameType, line: int) -> None:
+            if wanted - before - lines.keys() and next(looks) < MOST_LINES:
+                for path in held() - before:
+                    lines.setdefault(path, near(f"{frame.f_code.co_filename}:{line}"))
+
+        with followed(watch):
+            return own.program(state, *inputs)
+
+    traced, arguments = on_arrays(body, own)
+    with subject.undone(subject.state), contextlib.suppress(Exception):  # the user's code may raise anything
+        jax.eval_shape(traced, *arguments)
+    jax.clear_caches()
+    return tuple(replace(leak, kept_at=lines.get(leak.path, "")) if leak.path in wanted else leak for leak in leaks)
 
 
 def rehearse(

@@ -1,4 +1,4 @@
-"""Try one layer alone on a call: whether it can take the call at all, and which leaves a ``vmap`` must map; and the call alone, on shared arrays.
+"""Try one layer alone on a call: whether it can take the call at all, and which leaves a ``vmap`` must map; and the call alone, on shared arrays, and with numbers as constants.
 
 A layer cannot take a call if tracing that layer alone raises out of the code of jax or flax, where the call alone traces, and no tracer leaked. It is asked
 after a nesting that has the layer raised, so that a call which every layer takes is traced once and no more.
@@ -13,6 +13,7 @@ from typing import Any
 
 import flax
 import jax
+import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, refusals
@@ -165,6 +166,50 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
 
     rest = [path for path in dict.fromkeys(path for path, _ in keys) if path not in changed]
     return frozenset(batched(rest)) if maps(changed, []) else frozenset()
+
+
+def numbers_asked_for(call: Call) -> tuple[str, ...]:
+    """The Variables that hold a number whose value the call asks for, and leaves as it is: the call traces with these as constants, and without one of them it does not.
+
+    None where it asks for other values as well.
+    """
+    subject = call.subject
+    if subject.abstract:
+        return ()
+    graphdef, before = flax_modes.split(subject.state)
+    keys = [key for key, _ in numbered(before)]
+    leaves, treedef = jax.tree.flatten(before)
+    numbers = [place for place, leaf in enumerate(leaves) if is_number(leaf)]
+
+    def traces(constant: list[int]) -> bool:
+        """True if the call can be traced with these leaves as they are, and changes none of them."""
+        kept: list[bool] = []
+
+        def traced(handed: dict[int, Any], *inputs: Any) -> None:
+            given = [handed.get(place, leaf) for place, leaf in enumerate(leaves)]
+            module = nnx.merge(graphdef, jax.tree.unflatten(treedef, given))
+            subject.program(module, *inputs)
+            after = dict(numbered(flax_modes.state(module)))
+            kept.extend(after.get(keys[place]) is leaves[place] for place in constant)
+
+        handed = {place: leaf for place, leaf in enumerate(leaves) if place not in constant}
+        try:
+            jax.eval_shape(traced, handed, *subject.inputs)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and did
+            return False
+        return all(kept)
+
+    if not numbers or not traces(numbers):
+        return ()
+    asked = [place for place in numbers if not traces([other for other in numbers if other != place])]
+    return tuple(subject.path(keys[place][0]) for place in asked)
+
+
+def is_number(leaf: Any) -> bool:
+    """True for a number of Python or NumPy, and for an array that holds one integer or truth value."""
+    if isinstance(leaf, bool | int | float | np.generic):
+        return True
+    return isinstance(leaf, jax.Array) and leaf.shape == () and leaf.dtype.kind in "iub"
 
 
 def raised_as_shared(call: Call) -> str:

@@ -26,7 +26,7 @@ from pytest_nnxcheck.engine import trials
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.ran import Ran
-from pytest_nnxcheck.invariants import carried
+from pytest_nnxcheck.invariants import carried, snapshots
 from pytest_nnxcheck.reporting.target_rows import lose
 from pytest_nnxcheck.subject.profile import UNKNOWN, successors
 
@@ -66,6 +66,7 @@ def of_program(ran: Ran) -> Iterator[Finding | Note]:
         finding for pair in originals.shared if pair not in cloned if (finding := sharing(*pair, ran)) is not None
     )
     yield from clone_notes(ran, cloned)
+    yield from ran.call.once("snapshots", lambda: snapshots.held_beside(ran))
     yield from (ViewedBuffer(leaf, holder=holder) for holder, leaf in originals.views if leaf in after)
     meant = {leaf.path for leaf, _ in converted(seen)}
     yield from (lost_buffer(leaf, after[leaf.path], ran) for leaf in lost_leaves(seen) if leaf.path not in meant)
@@ -411,7 +412,7 @@ def converted(seen: Observation) -> list[tuple[Leaf, Leaf]]:
 def quantizes(old: str, new: str) -> bool:
     """True if a conversion from a dtype to another one is never made by a promotion of types."""
     wide = old.startswith(("float16", "float32", "float64", "bfloat16"))
-    return wide and new.startswith(("int", "uint", "float8", "float4", "float6"))
+    return wide and new.startswith(("int", "uint", "float8_", "float6_", "float4_"))
 
 
 def lost_buffer(before: Leaf, after: Leaf | None, ran: Ran) -> LostBuffer:

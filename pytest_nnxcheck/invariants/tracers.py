@@ -50,7 +50,7 @@ class TracerLeft(Finding):
         """Its holder, and the line that made it."""
         leak = self.leak
         row = ("leaked", f"{leak.path}   {leak.kind} {leak.type} in {leak.holder}")
-        return [row, ("", f"created at {leak.line}")] if leak.line else [row]
+        return [row, ("", leak.where)] if leak.where else [row]
 
     def words(self, others: Sequence[Finding] = ()) -> Words:
         when, un_nested = "", "the call itself, un-nested"

@@ -167,6 +167,18 @@ def elements_used_inside(jaxpr: Any, numbers: range, number: int, same: list[boo
     return elements_used(jaxpr, jaxpr.invars[numbers.index(number)], fixed)
 
 
+def is_read(jaxpr: Any, var: Any) -> bool:
+    """True if an operation takes a variable, in the jaxpr or in one that it is handed to. A ``while_loop`` reads what it carries."""
+    for eqn in flow.uses(jaxpr).takers.get(id(var), ()):
+        scan = eqn.primitive.name == SCAN
+        inside = [(staging.open_jaxpr(eqn.params["jaxpr"]), range(len(eqn.invars)))] if scan else handed_in(eqn)
+        for number in (number for number, operand in enumerate(eqn.invars) if operand is var):
+            taken = [inner.invars[numbers.index(number)] for inner, numbers in inside if number in numbers]
+            if not taken or any(is_read(inner, one) for (inner, _), one in zip(inside, taken, strict=False)):
+                return True
+    return False
+
+
 def handed_in(eqn: Any) -> list[tuple[Any, range]]:
     """The jaxprs inside an equation, each with the numbers of the operands that are its first inputs: all of a call, the constants of a loop."""
     name, everything = eqn.primitive.name, range(len(eqn.invars))

@@ -166,7 +166,7 @@ class WatchHooks:
             return None
         test = f"{item.parent.nodeid if item.parent else ''}::{item.originalname}"
         place = f"{os.path.relpath(call.file, item.config.rootpath)}:{call.line}"
-        return message.Unmarked(test, message.definition(function), call.type, place)._asdict()
+        return message.Unmarked(test, message.definition(function), call.type, place, call.name)._asdict()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:

@@ -198,11 +198,13 @@ def lost(
     watch: CopyWatch,
     changed: Collection[Path],
     leaves: Mapping[Path, Any],
+    read: Collection[Path],
     outputs: Sequence[tuple[str, Any, Collection[Path]]],
 ) -> tuple[Write, ...]:
     """The writes that no one gets: the caller's Variable is not ``changed``, and nothing that is returned holds the copy.
 
-    An output holds it if it has the type of one of the ``leaves``, that leaf goes into it, and it is no output without a name: the result of a forward call.
+    An output holds it if it has the type of the leaf, the leaf goes into it, and it is no output without a name: the result of a forward call.
+    The new value of a leaf that the program does not ``read`` is made of others: each output of its type may be it.
     ``outputs`` have a name, a type, and the leaves that go into each.
     """
 
@@ -210,7 +212,7 @@ def lost(
         leaf = leaves[path]
         return any(
             name
-            and path in made_of
+            and (path in made_of or path not in read)
             and (out.shape, out.dtype) == (getattr(leaf, "shape", ()), getattr(leaf, "dtype", None))
             for name, out, made_of in outputs
         )

@@ -24,7 +24,7 @@ from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, in_type, is_in_ref, nbytes, value_of
 from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
+from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays, is_read
 from pytest_nnxcheck.jaxprs.copies import output_values
 from pytest_nnxcheck.subject import copies
 from pytest_nnxcheck.subject.contents import Contents, diff
@@ -211,6 +211,13 @@ def profile(subject: Subject) -> Profile:
             watch,
             state.changed,
             {path: leaf for (path, _), leaf in before.items()},
+            [
+                path
+                for (path, _), var in zip(before, evaluation.jaxpr.invars, strict=False)
+                if is_read(evaluation.jaxpr, var)
+            ]
+            if watch.written
+            else (),
             [
                 (name, kind, [path for number, (path, _) in enumerate(before) if bits >> number & 1])
                 for name, kind, bits in zip(subject.output_tree.names, evaluation.out, evaluation.origins, strict=True)

@@ -111,6 +111,8 @@ class Unmarked(NamedTuple):
     """The class of the module."""
     place: str
     """``path:line`` of the call."""
+    name: str
+    """The test's name for the module; empty where it has none."""
 
 
 def definition(function: FunctionType) -> str:
@@ -133,9 +135,9 @@ def to_mark(tests: Sequence[Unmarked], *, all_: bool) -> Iterator[str]:
     if len(tests) > len(shown):
         yield f"  and {len(tests) - len(shown)} more, see -v"
     first = tests[0]
-    line = first.place.rpartition(":")[2]
+    line, name = first.place.rpartition(":")[2], first.name or "model"
+    which = "" if first.name else " (model: the name of yours)"
     yield (
-        f"To mark {first.test}, put the marker above it, let it take nnx_wrap, and wrap the module before line {line}"
-        " (model: the name of yours):"
+        f"To mark {first.test}, put the marker above it, let it take nnx_wrap, and wrap the module before line {line}{which}:"
     )
-    yield from (f"    @pytest.mark.{MARKER}", f"    {first.definition}", "        model = nnx_wrap(model)")
+    yield from (f"    @pytest.mark.{MARKER}", f"    {first.definition}", f"        {name} = nnx_wrap({name})")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from pytest_nnxcheck.walk.raw_access import class_name, mro, top_package
+from pytest_nnxcheck.walk.raw_access import class_name, layout, mro, top_package
 from pytest_nnxcheck.watch import leftovers
 
 NAME = "pytest-nnxcheck"
@@ -31,6 +31,8 @@ class ModuleCall:
     file: str
     line: int
     """The line of the test that led to the call."""
+    name: str = ""
+    """The test's name for the module: ``net``, ``self.net``; empty where it has none."""
 
 
 class Monitor:
@@ -127,7 +129,8 @@ class Monitor:
         if _is_module(called) and not leftovers.inside_a_transform(frame):
             test = leftovers.frame_of_test(frame, self._test)
             if test is not None:
-                self.first_call = ModuleCall(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
+                place, name = (test.f_code.co_filename, test.f_lineno), _name_in(test, called)
+                self.first_call = ModuleCall(class_name(type(called)), *place, name)
                 self._is_own = is_own
         return None
 
@@ -141,6 +144,25 @@ def _may_hold(value: object) -> bool:
         "jax",
         "jaxlib",
     }
+
+
+def _name_in(test: FrameType, module: Any) -> str:
+    """The name by which the frame of a test has a module: a variable, an attribute or an item of one, else a global that its code names."""
+    variables = dict(test.f_locals)
+    variables |= {name: test.f_globals[name] for name in test.f_code.co_names if name in test.f_globals}
+    for name, value in variables.items():
+        if value is module:
+            return name
+    for name, value in variables.items():
+        items = [(f"{name}.{key}", held) for key, held in (layout(type(value)).read(value) or {}).items()]
+        if type(value) in (list, tuple):
+            items = [(f"{name}[{number}]", held) for number, held in enumerate(value)]
+        elif type(value) is dict:
+            items = [(f"{name}[{key!r}]", held) for key, held in value.items()]
+        for path, held in items:
+            if held is module:
+                return path
+    return ""
 
 
 def _is_module(value: Any) -> bool:

@@ -296,6 +296,30 @@ def hands_out(what: Callable[[Any], Any]) -> Callable[..., Any]:
     return call
 
 
+class Remembers(nnx.Module):
+    """Keeps the mean of its last batch, whatever the one before was."""
+
+    def __init__(self) -> None:
+        self.mean = nnx.BatchStat(jnp.zeros((WIDTH,)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        assign(self.mean, x.mean(0))
+        return 2.0 * x
+
+
+def scans_merged(model: Any, x: jax.Array) -> Any:
+    """A scan over steps of pure functions, whose last state is returned as arrays."""
+    graphdef, state = nnx.split(model)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        model = nnx.merge(graphdef, state)
+        out = model(x)
+        return nnx.state(model), out
+
+    state, out = jax.lax.scan(step, state, x[None])
+    return out, jax.tree.leaves(state)
+
+
 class SharesArray(nnx.Module):
     """A module whose Variable holds the array of a default argument."""
 
@@ -324,6 +348,11 @@ ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
         of(Decodes, hands_out(lambda model: (model.rows[...], model.index[...])), rows=1),
         MODULES_ARE_TREES,
     ),
+    "array returned that was written blindly": (
+        of(Remembers, hands_out(lambda model: {"mean": model.mean[...]})),
+        MODULES_ARE_TREES,
+    ),
+    "the same out of a scan": (of(Remembers, scans_merged), (0, 10)),
     "default argument": (lambda: Case(SharesArray(), (batch(),)), (0, 10)),
 }
 """Calls that work on copies, and lose nothing; each with the first flax that takes it."""

@@ -15,7 +15,7 @@ PROGRAM = re.compile(
     r"(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?(?:^<!-- before flax (?P<until>[\d.]+) -->\n)?^```py\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-FINDS = 11
+FINDS = 19
 
 
 @dataclass(frozen=True)

@@ -335,6 +335,18 @@ def test_a_conversion_that_no_promotion_makes_is_meant(dtype, verdict):
     assert ("model.kernel is converted to a type of fewer bits" in text(found)) == (verdict == "held")
 
 
+def test_a_type_of_64_bits_is_no_conversion_to_fewer():
+    """float64 begins as float6 does."""
+    jax.config.update("jax_enable_x64", True)
+    try:
+        for dtype, verdict in ((jnp.float64, "violated"), (jnp.bfloat16, "held")):
+            found = call(Quantizes(dtype), nesting="jit")
+            assert found.outcome.verdict == verdict, text(found)
+            assert "fewer bits" not in text(found)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
 # --- a network and its clone
 
 

@@ -242,3 +242,43 @@ def test_what_jax_itself_holds_in_a_gradient_is_no_capture():
 
     told = text(call(graded, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), nesting="un-nested"))
     assert "captured" not in told
+
+
+# --- a tracer in another object, which a module that is handed on leaves as well
+
+
+class Log:
+    largest = 0.0
+
+
+KEPT: list[Any] = []
+
+
+class Logs(nnx.Module):
+    def __init__(self, place: str, transform: str, *, passed: bool) -> None:
+        self.linear, self.log = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), Log()
+        self.place, self.transform, self.passed = place, transform, passed
+
+    def body(self, x: jax.Array) -> jax.Array:
+        if self.place == "object":
+            self.log.largest = jnp.abs(x).max()
+        else:
+            KEPT.append(jnp.abs(x).max())
+        return self.linear(x)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.passed:
+            return {"jit": nnx.jit, "remat": nnx.remat}[self.transform](Logs.body)(self, x)
+        return {"jit": jax.jit, "remat": jax.checkpoint}[self.transform](lambda x: self.body(2 * x))(x)
+
+
+@pytest.mark.parametrize("passed", [False, True])
+@pytest.mark.parametrize("transform", ["jit", "remat"])
+@pytest.mark.parametrize("place", ["object", "global"])
+def test_a_captured_module_is_no_cause_of_a_tracer_in_another_object(place, transform, passed):
+    found = call(Logs(place, transform, passed=passed), numbers(BATCH))
+    KEPT.clear()
+    (violation,) = found.outcome.violations
+    assert violation.invariant == "tracers"
+    assert [row for label, row in violation.details if label == "cause"] == []
+    assert "keep the value in an nnx.Variable" in violation.hint or "do not keep arrays" in violation.hint

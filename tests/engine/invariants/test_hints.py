@@ -246,3 +246,55 @@ def test_what_is_traced_again_is_mended_as_the_hint_says(broken, cured, said):
     report = one(retraced.MODELS[broken][0](), retraced.INPUT, nesting="jit", invariants="recompilation")
     assert said in report.violations[0].hint
     assert one(retraced.MODELS[cured][0](), retraced.INPUT, nesting="jit", invariants="recompilation").ok
+
+
+class Sized(nnx.Module):
+    """Keeps a number in a Variable, or as a plain attribute, and asks for it."""
+
+    def __init__(self, number, ask, writes=False):
+        self.number, self.other, self.kernel = number, nnx.Variable(3), nnx.Param(jnp.ones(4))
+        self.ask, self.writes = ask, writes
+
+    def __call__(self, x):
+        number = self.number.value if isinstance(self.number, nnx.Variable) else self.number
+        y = x * self.kernel[...] * self.ask(number)
+        if self.writes:
+            self.number.value = number + 1
+        return y
+
+
+ASKED = {
+    "int": (3, int),
+    "range": (3, lambda number: len(range(number))),
+    "if": (True, lambda number: 1 if number else 2),
+    "float": (0.5, float),
+    "shape": (3, lambda number: jnp.ones(number).sum()),
+    "of NumPy": (np.int64(3), int),
+    "of jax": (jnp.array(3), int),
+}
+
+
+old_access = pytest.mark.filterwarnings("ignore:'.value' access is now deprecated")
+"""For a number that is no array newer flax has another one."""
+
+
+@old_access
+@pytest.mark.parametrize("nesting", ["jit", "scan"])
+@pytest.mark.parametrize("form", ASKED)
+def test_a_number_in_a_variable_is_to_be_a_plain_attribute(form, nesting):
+    number, ask = ASKED[form]
+    found = call(Sized(nnx.Variable(number), ask), jnp.ones(4), nesting=nesting)
+    assert found.outcome.facts == (ValueAsked(("model.number",)),), text(found)
+    assert "keep model.number as a plain attribute" in text(found)
+    if form != "of jax":  # which flax 0.12 asks to be marked as data
+        assert call(Sized(number, ask), jnp.ones(4), nesting=nesting).outcome.verdict == "held"
+
+
+@old_access
+def test_a_number_that_the_call_writes_or_that_is_not_all_it_asks_for_is_none():
+    for subject in (
+        Sized(nnx.Variable(3), int, writes=True),
+        functools.partial(lambda model, x: model(x) * int(x.sum()), Sized(nnx.Variable(3), int)),
+        functools.partial(lambda model, x: model(x) * int(x.sum()), Sized(nnx.Variable(3), jnp.asarray)),
+    ):
+        assert call(subject, jnp.ones(4), nesting="jit").outcome.facts == (ValueAsked(),)

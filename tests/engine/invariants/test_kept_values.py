@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import leaky
 import pytest
-from checking import call, hint, near, needs_kept_tracers, text
+from checking import call, hint, line, near, needs_kept_tracers, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
@@ -250,3 +250,80 @@ def test_with_what_the_hint_says_all_default_nestings_hold(kept, cure):
     assert found.violations[0].hint == hint(followed.cause, **followed.filled)
     report = sweep(followed.cured[cure](), numbers(BATCH))
     assert report.ok, str(report)
+
+
+# --- an argument that is kept: jax made its tracer, and the line that keeps it is the one to know
+
+ARGUMENTS: list[Any] = []
+LAST: dict[str, Any] = {}
+
+
+class Noted:
+    x = None
+
+
+def keeps(x):
+    ARGUMENTS.append(x)
+
+
+class KeepsItsInput(nnx.Module):
+    def __init__(self):
+        self.linear, self.noted = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), Noted()
+
+    def in_a_list(self, x):
+        y = self.linear(x)
+        ARGUMENTS.append(x)
+        return y
+
+    def in_a_dict(self, x):
+        LAST["x"] = x
+        return self.linear(x)
+
+    def in_an_object(self, x):
+        self.noted.x = x
+        return self.linear(x)
+
+    def by_a_helper(self, x):
+        keeps(x)
+        return self.linear(x)
+
+    def of_its_state(self, x):
+        ARGUMENTS.append(self.linear.kernel[...])
+        return self.linear(x)
+
+    def in_its_own_jit(self, x):
+        @jax.jit
+        def inner(x):
+            ARGUMENTS.append(x)
+            return x * 2
+
+        return inner(x)
+
+
+KEEPING = {
+    "in_a_list": "ARGUMENTS.append(x)",
+    "in_a_dict": 'LAST["x"] = x',
+    "in_an_object": "self.noted.x = x",
+    "of_its_state": "ARGUMENTS.append(self",
+    "in_its_own_jit": "ARGUMENTS.append(x)",
+}
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit > scan"])
+@pytest.mark.parametrize("method", [*KEEPING, "by_a_helper"])
+def test_an_argument_that_is_kept_is_told_with_the_line_that_keeps_it(method, nesting):
+    function = keeps if method == "by_a_helper" else getattr(KeepsItsInput, method)
+    where = line(function, KEEPING.get(method, "ARGUMENTS.append"))
+    found = call(getattr(KeepsItsInput(), method), jnp.ones((2, 4)), nesting=nesting)
+    ARGUMENTS.clear()
+    LAST.clear()
+    (violation,) = found.outcome.violations
+    assert violation.invariant == "tracers"
+    # Of an argument of an inner jit, jax before 0.6 has the line that calls that.
+    told = [row for label, row in violation.details if not label]
+    if method == "in_its_own_jit":
+        assert told[0].endswith(where) or told[0].startswith("created at")
+    else:
+        assert told == [f"an argument, kept at {where}"]
+    held = call(KeepsItsInput().linear, jnp.ones((2, 4)), nesting=nesting)
+    assert held.outcome.verdict == "held"

@@ -81,6 +81,28 @@ def test_jitted_first(block):
     assert "  test_suite.py::test_rows  calls Block at test_suite.py:36" in last_lines(body, "-v")
 
 
+NAMES = {
+    "a variable": ("def test_it():\n    net = Block()\n    net(X)\n", "net"),
+    "a fixture": ("def test_it(block):\n    helper(block)\n", "block"),
+    "an attribute": (
+        "class TestIt:\n    def test_it(self):\n        self.net = Block()\n        self.net(X)\n",
+        "self.net",
+    ),
+    "an item": ("def test_it():\n    nets = [Block(), Block()]\n    nets[1](X)\n", "nets[1]"),
+    "a key": ("def test_it():\n    nets = {'a': Block()}\n    nets['a'](X)\n", "nets['a']"),
+    "a global": ("NET = Block()\n\ndef test_it():\n    NET(X)\n", "NET"),
+    "a captured one": ("def test_it():\n    net = Block()\n    assert [net(x) for x in (X,)]\n", "net"),
+}
+
+
+@pytest.mark.parametrize("form", NAMES)
+def test_the_lines_have_the_name_that_the_test_has_for_its_module(form, last_lines):
+    body, name = NAMES[form]
+    *_, head, _, _, wrap = last_lines(body)
+    assert wrap == f"        {name} = nnx_wrap({name})"
+    assert "the name of yours" not in head
+
+
 def test_a_call_that_the_test_makes_itself_is_named_before_one_that_a_function_makes(last_lines):
     body = """
 def prepared(block):
@@ -186,9 +208,7 @@ def pytest_pyfunc_call(pyfuncitem):
 def test_the_lines_make_a_marked_test_that_runs(last_lines, pytester, inner_args):
     body = "def test_block(block):\n    assert block(X).ndim == 2\n"
     *_, mark, definition, wrap = (line.removeprefix("    ") for line in last_lines(body))
-    marked = "\n".join(
-        [mark, definition.replace("...", "block"), wrap.replace("model", "block"), *body.splitlines()[1:]]
-    )
+    marked = "\n".join([mark, definition.replace("...", "block"), wrap, *body.splitlines()[1:]])
     pytester.makepyfile(test_suite=HEAD + marked)
     few = ("--nnx-effort=quick", "--nnx-transforms=jit", "--nnx-styles=argument")
     result = pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", *few)

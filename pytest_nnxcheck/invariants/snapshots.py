@@ -1,0 +1,93 @@
+"""Snapshots of the body, and attributes, that hold the arrays which a call donates. A part of `donation`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import ClassVar
+
+from flax import nnx
+
+from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.owner import of_frame
+from pytest_nnxcheck.core.text import counted, some
+from pytest_nnxcheck.engine.ran import Ran
+from pytest_nnxcheck.subject.copies import variables_in
+from pytest_nnxcheck.walk.walk import walk
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHeld:
+    """A value beside the state that holds arrays which a donating call deletes: a note."""
+
+    holder: str
+    paths: tuple[str, ...]
+    of_call: ClassVar[bool] = True
+
+    def words(self) -> str:
+        return (
+            f"{self.holder} holds {counted(len(self.paths), 'array')} of the state that the call donates and writes ({some(self.paths)}): a jit that donates the"
+            " state deletes them; keep a copy, jax.tree.map(jnp.copy, ...)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotShared:
+    """An `nnx.State` that has the Variables of the caller's own module: a note."""
+
+    holder: str
+    paths: tuple[str, ...]
+    of_call: ClassVar[bool] = True
+
+    def words(self) -> str:
+        return (
+            f"{self.holder} is no snapshot: nnx.state and nnx.split share the Variables of the model, and after the call it has the new values of"
+            f" {some(self.paths)}; keep a copy, jax.tree.map(jnp.copy, nnx.state(model))"
+        )
+
+
+def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
+    """The leaves, written by the call and donated by the program, that the body or an object which the call reaches holds as well.
+
+    Only the user's own arrays can be told: it is a copy of the state that runs.
+    """
+    subject, donated = ran.call.subject, {move.before.path for move in ran.observation.moves}
+    changed = {path for path in ran.profile.state.changed if subject.path(path) in donated}
+    variables = {
+        id(variable): subject.path(path) for path, variable in graph.variables(subject.state) if path in changed
+    }
+    arrays = {id(value): subject.path(path) for path, value in graph.raw_leaves(subject.state) if path in changed}
+    for array in subject.inputs:
+        arrays.pop(id(array), None)  # of an input the donation is judged
+    if not arrays:
+        return ()
+    names = [*locals_of_body(inspect.currentframe())]
+    own = [variable for _, variable in graph.variables(subject.state)]
+    found = walk([*names, *subject.roots(subject.state)], left_out=own)
+    held: dict[str, list[str]] = {}
+    for path, array in found.arrays:
+        if id(array) in arrays:
+            held.setdefault(re.split(r"[.\[]", path, maxsplit=1)[0], []).append(arrays[id(array)])
+    notes: list[SnapshotHeld | SnapshotShared] = [SnapshotHeld(name, tuple(paths)) for name, paths in held.items()]
+    for name, value in names:
+        shared = (
+            tuple(variables[id(each)] for each in variables_in(value) if id(each) in variables)
+            if isinstance(value, nnx.State)
+            else ()
+        )
+        if shared:
+            notes.append(SnapshotShared(name, shared))
+    return tuple(notes)
+
+
+def locals_of_body(frame: FrameType | None) -> Iterator[tuple[str, object]]:
+    """The local variables of the user's functions that made the call: those of the body, the innermost first."""
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in ("_pytest", "pluggy"):
+        if of_frame(frame) == "user" and frame.f_code.co_name != "<module>":
+            yield from frame.f_locals.items()
+        frame = frame.f_back
