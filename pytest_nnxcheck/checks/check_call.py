@@ -247,7 +247,7 @@ def again(seen: Seen) -> Reason:
         return "arrays"  # whether references are at fault
     un_nested = not (call.nesting.layers or seen.in_arrays) and JIT in call.settings.transforms
     if error is not None and un_nested and "tracers" not in looked:
-        return "tracers"  # flax 0.12 refuses ``self.last = y`` on a field that was `None` eagerly, and lets the tracer in under a jit
+        return "tracers"  # flax 0.12.5 refuses ``self.last = y`` on a field that was `None` eagerly, and lets the tracer in under a jit
     if seen.alone is not None or not seen.judgement.violations or looked & {"own program", "on targets"}:
         return ""
     broken = {violation.invariant for violation in seen.judgement.violations}

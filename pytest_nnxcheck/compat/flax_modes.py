@@ -44,10 +44,12 @@ def takes_refs() -> bool:
 
 
 def with_refs(node: Any, *, ref: bool) -> Any:
-    """A graph node whose Variables are references, or none of them is. From flax 0.12.7 on.
+    """A graph node whose Variables are references, or none of them is. From flax 0.12.7 on; before, no state that is checked holds one.
 
     Without references, code gets a Variable in the place of one that no Variable holds: it reads and writes both alike.
     """
+    if not hasattr(nnx, "with_vars"):
+        return node
     copy = nnx.with_vars(node, ref=ref, only=lambda _, variable: hasattr(variable, "shape"), allow_duplicates=True)
     for path, held in iter_graph(node):
         if isinstance(held, jax.Ref) and not ref:

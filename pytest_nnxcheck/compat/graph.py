@@ -396,7 +396,7 @@ def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def remat_updates_can_be_off() -> bool:
-    """True if `nnx.remat` takes ``graph_updates``, from flax 0.12 on; without, `nnx.scan` copies the state that it hands out.
+    """True if `nnx.remat` takes ``graph_updates``, from flax 0.12.6 on; without, `nnx.scan` copies the state that it hands out.
 
     From flax 0.10.7 on `nnx.scan` itself copies nothing; that of 0.10.2 copies whatever it scans over. Tried on all versions.
     """
@@ -408,7 +408,7 @@ def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
     """Let flax treat the tracers of these traces as arrays for a while where it looks at the attributes of a module, as in a plain call.
 
     Flax 0.12 asks ``pytreelib.is_data``, which is False for every tracer, since `isinstance` with a `typing.Union` looks at the type alone;
-    from Python 3.14 on it is True. Flax 0.10.7 takes tracers for arrays, and flax before looks at no attribute. No public way. Tried on all versions.
+    with jax 0.7 and from Python 3.14 on it is True. Flax 0.10.7 takes tracers for arrays, and flax before looks at no attribute. No public way. Tried on all versions.
     """
     module: Any = sys.modules.get("flax.nnx.pytreelib")
     if not hasattr(module, "is_data"):

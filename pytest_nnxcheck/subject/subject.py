@@ -210,8 +210,10 @@ class Subject:
 
 def ref_refused(path: str) -> str:
     """Why a mutable array of jax cannot be checked: outside a Variable, or before jax 0.10 and flax 0.12.7."""
-    without = "with" if flax_modes.takes_refs() else "without"
-    return f"{path} is a mutable array of jax (jax.Ref), which is not supported: keep the array in an nnx.Variable {without} ref=True"
+    kept = (
+        "the array in an nnx.Variable with ref=True" if flax_modes.takes_refs() else "a plain array in an nnx.Variable"
+    )
+    return f"{path} is a mutable array of jax (jax.Ref), which is not supported: keep {kept}"
 
 
 def spell(root: str, path: Path) -> str:

@@ -6,7 +6,6 @@ finding prints (``backbone.kernel``, ``blocks``), the structure and the transfor
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from healthy import FLAX, assign, node_list, numbers
+from probes import remat_takes_graph_updates
 
 # google/flax#4520
 
@@ -182,7 +182,7 @@ class ScanOverRemat(nnx.Module):
 
     float32 ``[batch, width] -> [batch, width]``. With ``how="remat"`` every further call in one program holds one more
     copy of the stacked kernels, on every version. The cures: ``"functional"`` on every version, ``"checkpoint"`` from
-    flax 0.10.7 on (before, `nnx.scan` itself copies, as ``"none"`` shows), ``"no_graph_updates"`` on flax 0.12.
+    flax 0.10.7 on (before, `nnx.scan` itself copies, as ``"none"`` shows), ``"no_graph_updates"`` from flax 0.12.6 on.
     """
 
     def __init__(self, rngs: nnx.Rngs, how: Remat = "remat", depth: int = 8, width: int = 128) -> None:
@@ -200,7 +200,7 @@ class ScanOverRemat(nnx.Module):
 
 def cures() -> tuple[Remat, ...]:
     """The values of ``how`` that rematerialize without a copy on the installed version of flax."""
-    if "graph_updates" in inspect.signature(nnx.remat).parameters:  # not yet on flax 0.12.0
+    if remat_takes_graph_updates():
         return ("no_graph_updates", "checkpoint", "functional")
     return ("checkpoint", "functional") if FLAX >= (0, 10, 7) else ("functional",)
 

@@ -35,7 +35,7 @@ class Case:
 def assign(variable: nnx.Variable[Any], value: jax.Array) -> None:
     """Replace a Variable's value, dtype and all, in the spelling that the installed flax does not deprecate.
 
-    ``variable[...] = value`` would keep the old dtype on flax 0.12.
+    ``variable[...] = value`` would keep the old dtype from flax 0.12.1 on.
     """
     if hasattr(variable, "set_value"):
         variable.set_value(value)

@@ -1,6 +1,6 @@
 """Known leak patterns, each with a healthy twin that computes the same and keeps no tracer.
 
-Every leaky module runs eagerly, and holds a tracer once it was called under `nnx.jit` on flax 0.12. Where a leak
+Every leaky module runs eagerly, and holds a tracer once it was called under `nnx.jit` on the newest flax. Where a leak
 lives outside the module (a class, a default, a cache) the factory clears it, so that every case starts clean.
 """
 
@@ -16,20 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from healthy import BATCH, WIDTH, Case, assign, node_dict, node_list, numbers, rngs
+from probes import keeps_tracers
 
 
 @dataclass(frozen=True)
 class Twins:
     """Factories of a leaky case and of its healthy twin, and the text that the path of the leak contains.
 
-    ``since`` is the first version of flax on which the call leaks under `nnx.jit`: before, flax 0.10.7 hands the value
-    back as state and 0.10.2 refuses the call. ``raises`` is what the leaky call ends with under any trace.
+    ``leaks`` says whether the installed flax lets the call leak under `nnx.jit`, or hands the value back as state, or refuses the call.
+    ``raises`` is what the leaky call ends with under any trace.
     """
 
     leaky: Callable[[], Case]
     healthy: Callable[[], Case]
     path: str
-    since: tuple[int, ...] = (0, 10)
+    leaks: bool = True
     raises: type[Exception] | None = None
 
 
@@ -86,7 +87,7 @@ class KeepsLast(Layer):
 
 
 class KeepsLastSetInInit(Layer):
-    """The same with the `None` written in the constructor: flax 0.12 refuses the eager call, and leaks under jit."""
+    """The same with the `None` written in the constructor: the newest flax refuses the eager call, and leaks under jit."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         super().__init__(rngs)
@@ -433,9 +434,9 @@ def in_context(function: Callable[..., jax.Array]) -> Case:
 
 
 LEAKY: dict[str, Twins] = {
-    "none_attribute": Twins(lambda: case(KeepsLast), lambda: case(KeepsLastInVariable), ".last", (0, 12)),
-    "plain_list": Twins(lambda: case(LogsToList), lambda: case(LogsToVariables), ".log[0]", (0, 12)),
-    "dict": Twins(lambda: case(DebugsToDict), lambda: case(DebugsToVariables), ".debug['pre']", (0, 12)),
+    "none_attribute": Twins(lambda: case(KeepsLast), lambda: case(KeepsLastInVariable), ".last", keeps_tracers()),
+    "plain_list": Twins(lambda: case(LogsToList), lambda: case(LogsToVariables), ".log[0]", keeps_tracers()),
+    "dict": Twins(lambda: case(DebugsToDict), lambda: case(DebugsToVariables), ".debug['pre']", keeps_tracers()),
     "closure_cell": Twins(
         lambda: Case(ClosureNorm(rngs(), make_remembering_norm()), (numbers(BATCH),)),
         lambda: Case(ClosureNorm(rngs(), make_norm()), (numbers(BATCH),)),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from healthy import FLAX, WIDTH, Case, assign, node_list, numbers, rngs
+from probes import value_of
 from wild_cases import WILD, X, subject
 from wild_training import Attention
 
@@ -128,7 +129,7 @@ def variables_that_hold_trees():
             self.pair = nnx.Variable({"a": jnp.ones(WIDTH), "b": (jnp.zeros(()), jnp.ones(2, jnp.int32))})
 
         def __call__(self, x):
-            pair = self.pair.get_value() if FLAX >= (0, 12) else self.pair.value
+            pair = value_of(self.pair)
             assign(self.pair, {"a": pair["a"] + 1, "b": pair["b"]})
             return x * pair["a"]
 

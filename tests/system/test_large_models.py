@@ -21,7 +21,7 @@ from pytest_nnxcheck.compat import compile_cache
 
 TABLES = (Path(__file__).parents[2] / "docs" / "large_models.md").read_text()
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
-FORMS = [form for form in large_models.FORMS if form != "no_graph_updates" or FLAX >= (0, 12)]
+FORMS = [form for form in large_models.FORMS if form != "no_graph_updates" or large_models.GRAPH_UPDATES]
 LAYER = 218_112_000
 """Parameters of one layer of Mistral 7B."""
 

@@ -10,6 +10,7 @@ import pytest
 from checking import flat
 from flax import nnx
 from healthy import FLAX
+from probes import remat_takes_graph_updates
 from real_size import counts, on_linux, run, runs_4871, with_its_optimizer
 
 from benchmarks.on_targets import rows
@@ -31,7 +32,7 @@ def test_flax_4871_needs_40_gigabytes_of_a_v5p_and_does_not_fit_a_v5e():
     assert result.resident < 1.5e9
 
 
-@pytest.mark.skipif(FLAX < (0, 12), reason="the cure came with flax 0.12")
+@pytest.mark.skipif(not remat_takes_graph_updates(), reason="this flax does not have the cure")
 def test_what_is_left_of_flax_4871_is_copied_on_an_h100_and_a_v5p_and_its_cure_is_not():
     result = run("flax_4871_today.py", "--nnx-target", "h100,v5p")
     assert counts(result) == "1 failed, 1 passed"

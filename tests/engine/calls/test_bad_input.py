@@ -10,6 +10,7 @@ import pytest
 from checking import TAKES_REFERENCES, Example, call
 from flax import nnx
 from healthy import rngs
+from probes import reference_variable
 
 from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.engine.example import Memo
@@ -62,11 +63,11 @@ class Remembers(nnx.Module):
     not hasattr(jax, "new_ref") or TAKES_REFERENCES, reason="this jax has no mutable arrays, or they are taken"
 )
 def test_mutable_arrays_are_refused_by_old_versions():
-    told = r" is a mutable array of jax \(jax.Ref\), which is not supported: keep the array in an nnx.Variable without ref=True"
+    told = r" is a mutable array of jax \(jax.Ref\), which is not supported: keep a plain array in an nnx.Variable"
     ref = jax.new_ref(jnp.zeros((2, 4)))
     for subject, args, name in [
         (Remembers(ref), (X,), "model.last"),
-        (Remembers(nnx.Variable(jnp.zeros((2, 4)), ref=True)), (X,), "model.last"),
+        (Remembers(reference_variable(jnp.zeros((2, 4)))), (X,), "model.last"),
         (lambda model, x, last: model(x), (nnx.Linear(4, 4, rngs=rngs()), X, ref), "last"),
         (lambda model, x: model(x[0]), (nnx.Linear(4, 4, rngs=rngs()), [X, ref]), r"x\[1\]"),
     ]:

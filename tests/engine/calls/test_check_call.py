@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from checking import Example, broken, call, flat, full, text
 from flax import nnx
-from healthy import FLAX, assign, numbers, rngs
+from healthy import assign, numbers, rngs
+from probes import value_of
 
 from pytest_nnxcheck import Nesting
 from pytest_nnxcheck.checks import check_call as checking_call
@@ -235,11 +236,7 @@ def test_host_values_have_no_buffer_to_keep():
             self.step = nnx.Param(3)
 
         def __call__(self, x):
-            return (
-                x * self.scale.value * self.step.value
-                if FLAX < (0, 12)
-                else x * self.scale[...] * self.step.get_value()
-            )
+            return x * value_of(self.scale) * value_of(self.step)
 
     assert call(Host(), X, nesting="jit").outcome.verdict == "held"
 

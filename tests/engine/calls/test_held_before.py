@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, flat, hint, near, text
+from checking import broken, call, flat, hint, near, needs_kept_tracers, text
 from flax import nnx
 from healthy import FLAX, rngs
+from probes import keeps_tracers
 
 from pytest_nnxcheck import CheckError, check
 
@@ -20,7 +21,7 @@ X = jnp.ones((2, 4))
 KEEPS = {
     "closure": lambda index: lambda: index,
     "plain object": lambda index: SimpleNamespace(index=index),
-    **({"attribute": lambda index: index, "sum": lambda index: index + 0} if FLAX >= (0, 12) else {}),
+    **({"attribute": lambda index: index, "sum": lambda index: index + 0} if keeps_tracers() else {}),
 }
 CURES = {"Variable": nnx.Variable, **({"data": nnx.data} if FLAX >= (0, 12) else {})}
 
@@ -61,7 +62,7 @@ def test_in_a_variable_or_declared_as_data_it_holds(cure):
     assert check(Stack(CURES[cure]), X, max_examples=0, effort="quick").ok
 
 
-@pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 a module keeps no plain arrays")
+@needs_kept_tracers
 def test_it_is_the_finding_of_the_un_nested_call_alone():
     report = check(Stack(lambda value: value), X)
     (outcome,) = report.outcomes

@@ -73,7 +73,7 @@ REPORTS: dict[str, Callable[[], Any]] = {
 }
 CORPUS: dict[str, Callable[[], Any]] = {
     **{f"healthy {name}": make for name, make in HEALTHY.items()},
-    **{f"leaky {name}": twins.leaky for name, twins in LEAKY.items() if twins.since <= FLAX},
+    **{f"leaky {name}": twins.leaky for name, twins in LEAKY.items() if twins.leaks},
     **{f"twin {name}": twins.healthy for name, twins in LEAKY.items()},
     **{f"report {name}": make for name, make in REPORTS.items()},
     **{f"wild {name}": make for name, make in WILD.items()},

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from counts import Counts
 from flax import nnx
 from healthy import WIDTH, assign, numbers
+from probes import value_of
 
 INPUT = numbers((3, WIDTH))
 
@@ -39,7 +40,7 @@ class Halves(nnx.Module):
         self.count = nnx.BatchStat(start)
 
     def __call__(self, x):
-        before = self.count.get_value() if hasattr(self.count, "get_value") else self.count.value
+        before = value_of(self.count)
         assign(self.count, jnp.asarray(0.5 if before is None else before + 0.5, jnp.float32))
         return x * 1
 

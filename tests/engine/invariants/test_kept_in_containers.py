@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import call, hint
+from checking import call, hint, needs_kept_tracers
 from flax import nnx
 from healthy import BATCH, FLAX, assign, numbers
 from leaky import LEAKY, Keeps, sets
@@ -48,7 +48,7 @@ def test_each_container_has_its_advice(module, said):
     assert hint_on(module(), numbers(BATCH)) == said
 
 
-@pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 a tuple of arrays is handed out with the module")
+@needs_kept_tracers
 def test_a_tuple_is_not_asked_to_be_declared_as_data():
     said = hint("plain value, container", path="model.kept[0]", holder="tuple")
     assert hint_on(Keeps(lambda: None, sets(lambda y: (y, 1))), numbers(BATCH)) == said

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import leaky
 import pytest
-from checking import call, hint, line, near, text
+from checking import call, hint, line, near, needs_kept_tracers, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
@@ -18,7 +18,6 @@ from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, set
 from pytest_nnxcheck import Report, check
 
 LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
-static_lists = pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 no list is static, and there is no nnx.data")
 
 
 def sweep(subject: Any, *args: Any) -> Report:
@@ -186,7 +185,7 @@ IN_DATA = {
 }
 IN_LIST = {"Variable in it": in_container(lambda kept: nnx.List([kept]), 0)}
 IN_DICT = {"Variable in it": in_container(lambda kept: nnx.Dict(y=kept), "y")}
-OF_FLAX_012: dict[str, Followed] = {
+OF_ATTRIBUTES: dict[str, Followed] = {
     "attribute": Followed(
         lambda: KeepsLastSetInInit(rngs()), "plain value, data", {"path": "model.last"}, {**VARIABLES, **IN_DATA}
     ),
@@ -230,7 +229,7 @@ OF_ALL: dict[str, Followed] = {
         lambda: Keeps(Box, becomes_global), "kept function, outside", {"path": "LATEST"}, {"Variable": in_variable}
     ),
 }  # fmt: skip
-FOLLOWED = {**OF_ALL, **OF_FLAX_012}
+FOLLOWED = {**OF_ALL, **OF_ATTRIBUTES}
 QUICK = {("plain object", "Variable"), ("list", "Variable"), ("nnx.List in the call", "Variable in it")}
 
 
@@ -240,7 +239,7 @@ QUICK = {("plain object", "Variable"), ("list", "Variable"), ("nnx.List in the c
     [
         pytest.param(
             kept, cure,
-            marks=[*([static_lists] if kept in OF_FLAX_012 else []), *([] if (kept, cure) in QUICK else [pytest.mark.slow])],
+            marks=[*([needs_kept_tracers] if kept in OF_ATTRIBUTES else []), *([] if (kept, cure) in QUICK else [pytest.mark.slow])],
         )
         for kept, followed in FOLLOWED.items() for cure in followed.cured
     ],

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checking import broken, call, hint, near, text
+from checking import broken, call, hint, near, needs_kept_tracers, text
 from flax import nnx
 from healthy import FLAX, WIDTH, rngs
 
@@ -218,7 +218,7 @@ def test_the_body_gets_a_module_that_no_trace_of_ours_was_in():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 a module keeps no plain arrays")
+@needs_kept_tracers
 def test_a_module_that_a_vmap_inside_the_call_built():
     """`nnx.vmap` hands out Variables alone: an array that the constructor keeps stays a tracer."""
 

@@ -9,6 +9,7 @@ import pytest
 from checking import some
 from flax import nnx
 from healthy import assign, rngs
+from probes import value_of
 from wild_training import apply_gradients, make_optimizer
 
 from pytest_nnxcheck import check
@@ -192,7 +193,7 @@ class Trees(nnx.Module):
         return self.linear(x)
 
     def adds(self, x):
-        pair = self.pair.get_value() if hasattr(self.pair, "get_value") else self.pair.value
+        pair = value_of(self.pair)
         return self.linear(x) + pair["a"]
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from checking import Example, broken, call, flat, some, text
+from checking import Example, broken, call, flat, needs_kept_tracers, some, text
 from flax import nnx
-from healthy import FLAX, numbers, rngs
+from healthy import numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import Layer, Nesting, check
@@ -17,7 +17,7 @@ from pytest_nnxcheck.invariants.tracers import StateTouched, judge
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.compose import Guards
 
-HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)
+HERE = sorted(name for name, twins in LEAKY.items() if twins.leaks)
 REST = sorted(set(LEAKY) - set(HERE))
 FEW = {"class_attribute", "raises_afterwards", "variable_metadata"}
 
@@ -49,7 +49,7 @@ def test_where_flax_refuses_or_carries_the_value_nothing_is_said_of_tracers(name
     assert "tracers" not in broken(found)
 
 
-@pytest.mark.skipif(FLAX < (0, 12), reason="flax 0.12 refuses the eager call, earlier ones do not")
+@needs_kept_tracers
 def test_a_call_that_flax_refuses_eagerly_and_that_leaks_under_jit():
     leaky = case(KeepsLastSetInInit)
     found = call(leaky.subject, *leaky.args)

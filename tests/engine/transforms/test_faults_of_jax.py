@@ -12,6 +12,7 @@ from checking import call
 from flax import nnx
 from healthy import assign, numbers
 from jax.experimental import io_callback
+from probes import value_of
 
 from pytest_nnxcheck.compat import refusals
 
@@ -146,7 +147,7 @@ class Alias(nnx.Module):
 
     def __call__(self, x):
         self.second = self.first
-        return x * self.first.scale.get_value() if hasattr(nnx.Variable, "get_value") else x * self.first.scale.value
+        return x * value_of(self.first.scale)
 
 
 class Named(Alias):

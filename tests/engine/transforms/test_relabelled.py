@@ -19,7 +19,7 @@ def label(variable, **metadata):
     """Set metadata as the installed flax writes it."""
     for name, value in metadata.items():
         if hasattr(variable, "set_metadata"):
-            variable.set_metadata(name, value)
+            variable.set_metadata(**{name: value})
         else:
             setattr(variable, name, value)
 
