@@ -101,7 +101,7 @@ def test_an_abstract_call_is_not_judged_and_says_so_once():
     report = check(
         model,
         jax.ShapeDtypeStruct(INPUT.shape, INPUT.dtype),
-        invariants="parity,recompilation,finite",
+        invariants="tracers,parity,recompilation,finite",
         styles="argument",
         max_examples=0,
     )
