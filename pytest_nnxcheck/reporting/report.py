@@ -142,7 +142,7 @@ class Report:
         return message(self, self.shown) if self.shown else "\n".join([*self.unexpected, head(self).summary])
 
 
-Lack = Literal["arrays", "program", "donated", "compared", "ended"]
+Lack = Literal["arrays", "program", "donated", "compared", "un-nested", "ended"]
 """A thing that no nesting had, so that an invariant could not break."""
 
 LACKS: dict[Lack, tuple[str, str]] = {
@@ -156,6 +156,7 @@ LACKS: dict[Lack, tuple[str, str]] = {
         "donate what the call changes, or add tracers to the invariants",
     ),
     "compared": ("no values were compared", "call it with arrays that have values, or add tracers to the invariants"),
+    "un-nested": ("the un-nested call was not run", "run it too: nesting='un-nested', or no nesting by name"),
     "ended": ("no nesting ran to its end", "name other transforms, or add tracers to the invariants"),
 }
 """The reason in words, and what to write instead."""
@@ -172,6 +173,8 @@ def lack(row: InvariantRow, report: Report) -> Lack | None:
         return "donated"
     if row.values or row.runs:
         return "compared"
+    if row.name == "updates" and held and all(held):
+        return "un-nested"
     return "arrays" if held else "ended"
 
 

@@ -72,6 +72,10 @@ def test_what_the_settings_leave_out_is_not_missed(settings):
     assert "not asserted" not in str(check(LINEAR, ONES, transforms="jit", **FEW, **settings))
 
 
+def test_a_replay_says_that_the_un_nested_call_was_not_run():
+    assert str(check(LINEAR, ONES, nesting="jit")).endswith("; updates not asserted: the un-nested call was not run")
+
+
 def test_nothing_is_said_beside_a_failure():
     assert "not asserted" not in str(check(Keeps(), ONES, transforms="scan", **FEW))
 

@@ -52,23 +52,31 @@ class Kernel(nnx.Module):
 def test_budget(nnx_wrap):
     nnx_wrap(Kernel())(jnp.ones(()))
 
+NAMES = [f"kernel{number}" for number in range(12)]
+
 class Blocks(nnx.Module):
-    # The copies of 40 KiB on the CPU are too few to count. On a TPU they are padded.
+    # On the CPU the copies of these leaves, 3.8 KiB each, are too small to count. On a TPU they are padded.
     def __init__(self):
-        self.kernels = nnx.Param(jnp.ones((1, 10, 32, 32)))
+        for name in NAMES:
+            setattr(self, name, nnx.Param(jnp.ones((1, 3, 18, 18))))
 
     def __call__(self, x):
         @jax.checkpoint
-        def layer(x, kernel):
-            return jnp.tanh(x @ kernel), kernel
+        def layer(x, kernels):
+            for kernel in kernels:
+                x = jnp.tanh(x @ kernel)
+            return x, kernels
 
-        x, kernels = jax.lax.scan(lambda x, kernels: jax.lax.scan(layer, x, kernels), x, self.kernels[...])
-        assign(self.kernels, kernels)
+        own = [getattr(self, name) for name in NAMES]
+        values = [kernel[...] for kernel in own]
+        x, values = jax.lax.scan(lambda x, kernels: jax.lax.scan(layer, x, kernels), x, values)
+        for kernel, value in zip(own, values):
+            assign(kernel, value)
         return x
 
 @marked(target="v5e")
 def test_copies(nnx_wrap):
-    nnx_wrap(Blocks())(jnp.ones((4, 32)))
+    nnx_wrap(Blocks())(jnp.ones((4, 18)))
 
 class Two(nnx.Module):
     def __init__(self):
@@ -86,7 +94,7 @@ MENDED = {
     "test_fits_tpu": ("ROWS = 1 << 22", "ROWS = 1 << 10"),
     "test_fits_gpu": ("ROWS = 1 << 22", "ROWS = 1 << 10"),
     "test_budget": ("SHAPE = (64, 64, 8, 8, 3)", "SHAPE = (48, 128, 128)"),
-    "test_copies": ("assign(self.kernels, kernels)", "pass"),
+    "test_copies": ("assign(kernel, value)", "pass"),
     "test_lost": (".reshape(-1)", ""),
 }
 SAYS = {
