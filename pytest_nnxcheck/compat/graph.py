@@ -12,6 +12,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -221,6 +222,15 @@ def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
     return id(main), 0 if sublevel is None else int(sublevel.level)
 
 
+STAND_INS = tuple(str(Path(*parts)) for parts in (("compat", "staging.py"), ("subject", "copies.py")))
+"""The files whose functions stand in for those of jax and flax while a call is traced: the user's line is further out."""
+
+
+def is_ours(file: str) -> bool:
+    """True if a frame of this file is ours, and no function of jax or flax that one of ours stands in for."""
+    return of_file(file) == "ours" and not file.endswith(STAND_INS)
+
+
 def tracer_line(tracer: Any) -> str:
     """The line that created a tracer, ``FILE:LINE (FUNCTION)``; empty where jax kept no line.
 
@@ -232,7 +242,7 @@ def tracer_line(tracer: Any) -> str:
         source = _read(tracer, "_line_info") or _read(tracer, "source_info")
         traceback = getattr(source, "traceback", None)
         for frame in traceback.frames if traceback is not None else ():
-            if of_file(frame.file_name) == "ours":
+            if is_ours(frame.file_name):
                 break  # an argument of the call: further out is the line that makes the call
             if not is_library_file(frame.file_name):
                 return near(f"{frame.file_name}:{frame.line_num} ({frame.function_name})")
@@ -247,7 +257,7 @@ def equation_line(eqn: Any) -> str:
     """
     traceback = _read(_read(eqn, "source_info"), "traceback")
     for frame in traceback.frames if traceback is not None else ():
-        if of_file(frame.file_name) == "ours":
+        if is_ours(frame.file_name):
             return ""
         if not is_library_file(frame.file_name):
             return near(f"{frame.file_name}:{frame.line_num}")

@@ -179,8 +179,9 @@ def lack(row: InvariantRow, report: Report) -> Lack | None:
 
 
 def nothing_asserted(report: Report) -> str:
-    """Why no invariant could have been broken, and what to write instead; empty if one could."""
-    if not report.lacks or any(outcome.asserted or outcome.expected for outcome in report.outcomes):
+    """Why no invariant could have been broken, and what to write instead; empty if one could, or if flax refuses every nesting, which has its own reason."""
+    refused = all(outcome.verdict == "rejected" for outcome in report.outcomes)
+    if not report.lacks or refused or any(outcome.asserted or outcome.expected for outcome in report.outcomes):
         return ""
     reasons = (f"{names} cannot be broken, {why}" for why, names in in_words(report.not_asserted).items())
     cures = dict.fromkeys(LACKS[lack][1] for lack in report.lacks.values())
