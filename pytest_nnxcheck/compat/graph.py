@@ -222,13 +222,13 @@ def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
     return id(main), 0 if sublevel is None else int(sublevel.level)
 
 
-STAND_INS = tuple(str(Path(*parts)) for parts in (("compat", "staging.py"), ("subject", "copies.py")))
-"""The files whose functions stand in for those of jax and flax while a call is traced: the user's line is further out."""
+REPLACING = tuple(str(Path(*parts)) for parts in (("compat", "staging.py"), ("subject", "copies.py")))
+"""The files with functions that replace those of jax and flax while a call is traced: the user's line is further out."""
 
 
 def is_ours(file: str) -> bool:
-    """True if a frame of this file is ours, and no function of jax or flax that one of ours stands in for."""
-    return of_file(file) == "ours" and not file.endswith(STAND_INS)
+    """True if a frame of this file is ours, and no function of ours that replaces one of jax or flax."""
+    return of_file(file) == "ours" and not file.endswith(REPLACING)
 
 
 def tracer_line(tracer: Any) -> str:
