@@ -32,7 +32,6 @@ from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.judge import Judgement, judged
-from pytest_nnxcheck.invariants.tracers import is_in_module
 from pytest_nnxcheck.subject.caches import emptied
 from pytest_nnxcheck.subject.contents import write_back
 from pytest_nnxcheck.subject.originals import leak, look_at
@@ -293,11 +292,10 @@ def look(seen: Seen, reason: Reason) -> Seen:
         raise observation.error
     if reason == "own jit" and meets_own_jit(call, observation):
         observation = replace(observation, error=Unfit(Misfit("own jit", call.subject.opened[0][0])))
-    if any(not leak.line for leak in observation.leaks):
-        leaks = observation.leaks
-        kept = call.once("kept at", lambda: causes.with_lines(call.subject, leaks), *(leak.path for leak in leaks))
-        at = {leak.path: leak.kept_at for leak in kept}
-        observation = replace(observation, leaks=tuple(replace(leak, kept_at=at.get(leak.path, "")) for leak in leaks))
+    if unmade := frozenset(leak.path for leak in observation.leaks if not leak.line):
+        at = call.once("kept at", lambda: causes.lines_that_keep(call.subject, unmade), *sorted(unmade))
+        leaks = tuple(replace(leak, kept_at=at.get(leak.path, "")) for leak in observation.leaks)
+        observation = replace(observation, leaks=leaks)
     ran = replace(seen.ran, call=call, observation=observation)
     # An un-nested call that raises is the user's own error, whatever else it breaks.
     judges = observation.proves and (call.nesting.layers or observation.error is None)
@@ -440,9 +438,10 @@ def concluded(seen: Seen) -> Checked:
         if not broken:
             outcome = Outcome(call.nesting, "held", facts=judgement.notes)
             return Checked(None, outcome, run=observation, state=observation.state)
-        # A transform inside the call that captured a module is at fault for what it leaves in the module itself. Handed the module, it leaves the same
-        # tracer in any other object.
-        outcome = violated(seen, captured(call, leaking=True) if any(map(is_in_module, leaks)) else ())
+        # A transform inside the call that captured a module or a Variable is at fault for what it leaves there. Handed them, it leaves the same tracer
+        # in any other object.
+        in_nodes = any(leak.place in ("variable", "module", "variable outside") for leak in leaks)
+        outcome = violated(seen, captured(call, leaking=True) if in_nodes else ())
         return Checked(None, outcome, run=observation)
     outcome = judged_outcome(seen)
     if observation.error is not None or (leaks and broken):

@@ -12,7 +12,6 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,7 +23,7 @@ from jax.tree_util import DictKey, tree_flatten_with_path
 
 from pytest_nnxcheck.compat.arrays import describe, in_type, is_held_ref, is_ref, value_of
 from pytest_nnxcheck.compat.flax_modes import iter_graph, mode_flags, split
-from pytest_nnxcheck.compat.owner import is_library_file, of_file
+from pytest_nnxcheck.compat.owner import is_library_file, surrounds
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -222,15 +221,6 @@ def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
     return id(main), 0 if sublevel is None else int(sublevel.level)
 
 
-REPLACING = tuple(str(Path(*parts)) for parts in (("compat", "staging.py"), ("subject", "copies.py")))
-"""The files with functions that replace those of jax and flax while a call is traced: the user's line is further out."""
-
-
-def is_ours(file: str) -> bool:
-    """True if a frame of this file is ours, and no function of ours that replaces one of jax or flax."""
-    return of_file(file) == "ours" and not file.endswith(REPLACING)
-
-
 def tracer_line(tracer: Any) -> str:
     """The line that created a tracer, ``FILE:LINE (FUNCTION)``; empty where jax kept no line.
 
@@ -242,7 +232,7 @@ def tracer_line(tracer: Any) -> str:
         source = _read(tracer, "_line_info") or _read(tracer, "source_info")
         traceback = getattr(source, "traceback", None)
         for frame in traceback.frames if traceback is not None else ():
-            if is_ours(frame.file_name):
+            if surrounds(frame.file_name):
                 break  # an argument of the call: further out is the line that makes the call
             if not is_library_file(frame.file_name):
                 return near(f"{frame.file_name}:{frame.line_num} ({frame.function_name})")
@@ -257,7 +247,7 @@ def equation_line(eqn: Any) -> str:
     """
     traceback = _read(_read(eqn, "source_info"), "traceback")
     for frame in traceback.frames if traceback is not None else ():
-        if is_ours(frame.file_name):
+        if surrounds(frame.file_name):
             return ""
         if not is_library_file(frame.file_name):
             return near(f"{frame.file_name}:{frame.line_num}")

@@ -75,6 +75,18 @@ def _directories() -> tuple[tuple[str, Owner], ...]:
     return tuple((str(Path(file).parent) + os.sep, whose) for file, whose in packages if file)
 
 
+REPLACING = tuple(
+    str(Path("pytest_nnxcheck", *parts))
+    for parts in (("compat", "graph.py"), ("compat", "staging.py"), ("subject", "copies.py"))
+)
+"""Our files with functions that replace those of jax and flax for a while: they are called inside of the user's call."""
+
+
+def surrounds(file: str) -> bool:
+    """True if a frame of this file is ours, and around the user's call: further out no line belongs to the call."""
+    return of_file(file) == "ours" and not file.endswith(REPLACING)
+
+
 def is_library_file(file: str) -> bool:
     """True if a file holds no line of the user's. Installed packages may be the user's."""
     return of_file(file) not in ("user", "installed")

@@ -93,7 +93,7 @@ class Leak:
     place: str = field(default="", metadata=UNRECORDED)
     """Tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
 
-    What a Variable holds, a dict of arrays too, is in a ``variable``. ``returned`` is what only the caller has, and a plain value of a module in that is of
+    What a Variable holds, a dict of arrays too, is in a ``variable``, or in a ``variable outside`` of the modules. ``returned`` is what only the caller has, and a plain value of a module in that is of
     a ``returned module``.
     """
     before: bool = field(default=False, metadata=UNRECORDED)
@@ -113,6 +113,11 @@ class Leak:
         if self.line:
             return f"created at {self.line}"
         return f"an argument, kept at {self.kept_at}" if self.kept_at else ""
+
+    @property
+    def outside(self) -> bool:
+        """True if what holds it is no part of the modules."""
+        return self.place in ("outside", "variable outside")
 
     @property
     def captured(self) -> bool:

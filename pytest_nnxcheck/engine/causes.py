@@ -128,11 +128,9 @@ MOST_LINES = 2_000
 """Lines after which tracers are looked for: a walk takes a few milliseconds."""
 
 
-def with_lines(subject: Subject, leaks: tuple[Leak, ...]) -> tuple[Leak, ...]:
-    """The leaks, where no line made the tracer with the line that keeps it: an argument is made by jax. The call is traced once more, line by line."""
-    wanted, lines = {leak.path for leak in leaks if not leak.line}, dict[str, str]()
-    if not wanted:
-        return leaks
+def lines_that_keep(subject: Subject, wanted: frozenset[str]) -> dict[str, str]:
+    """The line that puts a tracer to each of these paths, where one is known: jax makes an argument, and has no line for it. The call is traced once more, line by line."""
+    lines = dict[str, str]()
     looks = itertools.count()
     own = subject.for_run()
 
@@ -154,7 +152,7 @@ def with_lines(subject: Subject, leaks: tuple[Leak, ...]) -> tuple[Leak, ...]:
     with subject.undone(subject.state), contextlib.suppress(Exception):  # the user's code may raise anything
         jax.eval_shape(traced, *arguments)
     jax.clear_caches()
-    return tuple(replace(leak, kept_at=lines.get(leak.path, "")) if leak.path in wanted else leak for leak in leaks)
+    return lines
 
 
 def rehearse(

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.compat.graph import equation_line
 from pytest_nnxcheck.core.facts import ArrayType
@@ -17,6 +15,7 @@ from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject.profile import keys
+from pytest_nnxcheck.values.effects import inexact
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -76,7 +75,7 @@ def retyped(ran: Ran) -> tuple[CarriedInput, ...]:
         moved = [(one, other) for one, other in pair if before[one].dtype != after[other].dtype]
         within = all(inside[other] >> one & 1 and made_of[other] & ~(1 << one) for one, other in moved)
         whole = named and all(over[other] >> one & 1 for one, other in pair) and any(made_of[o] & ~own for _, o in pair)
-        decoded = any(before[one].shape and not is_float(before[one]) for one, _ in moved)
+        decoded = any(before[one].shape and not inexact(before[one]) for one, _ in moved)
         if taken & {other for _, other in pair} or seen & {one for one, _ in pair}:
             continue
         if within or (whole and not decoded):
@@ -92,11 +91,6 @@ def retyped(ran: Ran) -> tuple[CarriedInput, ...]:
 def has_name(path: str) -> bool:
     """True if a step of a path is more than a number."""
     return any(not re.fullmatch(r"\[\d+\]", key) for key in keys(path))
-
-
-def is_float(aval: Any) -> bool:
-    """True for the type of floating point numbers."""
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 def line(jaxpr: Any, one: int, other: int, before: Sequence[Any]) -> str:

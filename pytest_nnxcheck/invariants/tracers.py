@@ -77,7 +77,7 @@ class TracerLeft(Finding):
         if leak.place == "returned":
             return CURES["kept by what is returned"].format(path=path)
         if leak.keeper and (is_plain(leak) or leak.holder in IN_FUNCTIONS):
-            cause = "kept function, outside" if leak.place == "outside" else "kept function"
+            cause = "kept function, outside" if leak.outside else "kept function"
             return CURES[cause].format(path=leak.keeper)
         if is_plain(leak):
             return plain_value(leak, has_data=self.has_data)
@@ -91,7 +91,7 @@ class TracerLeft(Finding):
             name = Layer.parse(leak.layer).transform
             known = name in HAND_ON or name in (*TRANSFORMS, *FURTHER)
             return captured_by(name) if known else f"{name} should hand the module on as an argument of f"
-        if leak.place == "outside":
+        if leak.outside:
             return outlives("what is no part of the module")
         return CURES["plain value, State"].format(path=path) if leak.place == "module" and self.has_data else ""
 
@@ -191,11 +191,6 @@ def outlives(holder: str) -> str:
     return f"do not keep arrays made under a transform in {holder}: it outlives the trace"
 
 
-def is_in_module(leak: Leak) -> bool:
-    """True if a module itself holds the tracer, or a Variable does, wherever that is: a transform hands both on."""
-    return leak.place in ("variable", "module") or leak.holder not in (*PLAIN, *OUTLIVING, "frame")
-
-
 def is_plain(leak: Leak) -> bool:
     """True if a plain Python value holds the tracer, and that is not the value of a Variable."""
     return leak.holder in PLAIN and leak.place != "variable"
@@ -203,7 +198,7 @@ def is_plain(leak: Leak) -> bool:
 
 def plain_value(leak: Leak, *, has_data: bool) -> str:
     """Advice for a tracer in a plain Python value, by where that is."""
-    if leak.place == "outside":
+    if leak.outside:
         return outlives(f"{article(leak.holder)} outside of the module")
     cause = "plain value, data" if has_data else "plain value"
     if leak.place == "object":

@@ -23,6 +23,7 @@ from pytest_nnxcheck.core.text import Row, some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject.copies import Read, Write
+from pytest_nnxcheck.values.effects import inexact
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -68,7 +69,7 @@ def written_forward(ran: Ran) -> list[tuple[Path, str]]:
         return []
     given = [var.aval for var in jaxpr.invars]
     batch = sum(1 << n for n, aval in enumerate(given) if n >= len(state.paths) and aval.shape and not is_key(aval))
-    chosen = sum(1 << n for n, aval in enumerate(given) if is_key(aval) or not (aval.shape or is_float(aval)))
+    chosen = sum(1 << n for n, aval in enumerate(given) if is_key(aval) or not (aval.shape or inexact(aval)))
     steps = {(*path, "step") for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)}
     made_of, over = flow.origins(jaxpr), flow.new_values(jaxpr)
     if steps & state.changed or not any(bits & batch for bits in made_of[: len(profile.output.types)]):
@@ -85,11 +86,6 @@ def written_forward(ran: Ran) -> list[tuple[Path, str]]:
 def is_key(aval: Any) -> bool:
     """True for the type of a key of random numbers: a typed one, or an array of unsigned integers."""
     return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) or aval.dtype == jnp.uint32)
-
-
-def is_float(aval: Any) -> bool:
-    """True for the type of numbers that one trains."""
-    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
 @dataclass(frozen=True, slots=True)

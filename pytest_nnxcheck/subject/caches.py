@@ -107,11 +107,13 @@ def wrapped(cache: Any) -> Any:
 
 
 def cleared(cache: Any) -> PutBack:
+    """Empty a `functools.lru_cache`, whose entries nothing can put back."""
     class_dict(LruCache)["cache_clear"](cache)
     return lambda: None
 
 
 def without(own: dict[str, Any], name: str) -> PutBack:
+    """Take the value of a `functools.cached_property` out of the ``__dict__`` that holds it."""
     value = dict.pop(own, name)
     return lambda: dict.__setitem__(own, name, value)
 
@@ -132,7 +134,8 @@ def memos(found: Walk) -> Iterator[PossibleCache]:
 
 def holds_array(values: Iterable[Any]) -> bool:
     """True if one of these values is an array of jax, or a tree of some."""
-    return any(isinstance(leaf, jax.Array) for value in values if type(value) in (tuple, list, dict) or isinstance(value, jax.Array) for leaf in jax.tree.leaves(value))  # fmt: skip
+    trees = (value for value in values if isinstance(value, jax.Array) or type(value) in (tuple, list, dict))
+    return any(isinstance(leaf, jax.Array) for tree in trees for leaf in jax.tree.leaves(tree))
 
 
 def set_by_methods(cls: type) -> set[str]:
@@ -171,6 +174,7 @@ def is_cache(subject: Subject, found: Walk, memo: PossibleCache, known: dict[Any
 
 
 def refills(subject: Subject, found: Walk, memo: PossibleCache) -> bool:
+    """Empty a place, trace the call, and look whether it is filled."""
     filled = False
     with contextlib.suppress(Exception), subject.undone(subject.state, found):  # the user's code may raise anything
         memo.empty()

@@ -19,7 +19,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import frames, graph
-from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame
+from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame, surrounds
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.jaxprs import flow
@@ -30,9 +30,6 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 MARK = "nnxcheck_mark"
 """The name of a mark among the metadata of a Variable."""
-
-WATCHING = (__name__, graph.__name__)
-"""The modules whose functions stand between a write and this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,7 @@ def variables_in(tree: Any) -> Iterator[Any]:
 def where_written(frame: FrameType | None) -> tuple[str, str, str]:
     """The user's line that writes in a frame, the innermost transform of jax that the user called around it, and the line that calls that."""
     line, transform = "", ""
-    while frame is not None and (of_frame(frame) != "ours" or frame.f_globals["__name__"] in WATCHING):
+    while frame is not None and not surrounds(frame.f_code.co_filename):
         if of_frame(frame) == "user":
             here = near(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             line = line or here

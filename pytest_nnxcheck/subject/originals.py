@@ -154,7 +154,10 @@ def places_in(subject: Subject, state: Any) -> Callable[[FoundTracer], str]:
     """
     plain = {id(leaf) for leaf in plain_leaves(state)}
     output = subject.output_tree.roots()
-    own = {id(leaked.tracer) for leaked in walk(subject.roots(state)).tracers}
+    seen = walk(subject.roots(state))
+    own = {id(leaked.tracer) for leaked in seen.tracers}
+    variables = (graph.variable_value(node) for _, node in seen.nodes if graph.is_variable(node))
+    of_others = {id(leaf) for value in variables for leaf in jax.tree.leaves(value)}
     returned = {id(leaked.tracer) for leaked in walk(output).tracers} - own
     nodes_returned = filter(graph.is_graph_node, jax.tree.leaves(output, is_leaf=graph.is_graph_node))
     of_modules = {id(leaf) for node in nodes_returned for leaf in plain_leaves(node)}
@@ -168,7 +171,9 @@ def places_in(subject: Subject, state: Any) -> Callable[[FoundTracer], str]:
             return "variable"
         if id(leaked.tracer) in returned:
             return "returned module" if id(leaked.tracer) in of_modules else "returned"
-        return "object" if nodes and re.match(rf"(?:list\()*(?:{nodes})(?!\w)", leaked.path) else "outside"
+        if nodes and re.match(rf"(?:list\()*(?:{nodes})(?!\w)", leaked.path):
+            return "object"
+        return "variable outside" if id(leaked.tracer) in of_others else "outside"
 
     return place
 

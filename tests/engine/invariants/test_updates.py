@@ -61,6 +61,11 @@ def test_the_line_the_transform_and_the_cure_are_named():
     assert "a copy that is meant to be dropped is made by nnx.clone(model)" in found
 
 
+def learns(model, x):
+    gradients = jax.grad(lambda model: forward(model, x).sum())(model)
+    return sum(leaf.sum() for leaf in jax.tree.leaves(gradients))
+
+
 @trees
 @pytest.mark.parametrize(
     "subject, cure",
@@ -68,8 +73,9 @@ def test_the_line_the_transform_and_the_cure_are_named():
         (jax.jit(forward), "nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)"),
         (rematerializes(jax.checkpoint), "nnx.remat instead of jax.checkpoint"),
         (lambda model, x: jax.lax.cond(True, forward, forward, model, x), "nnx.cond instead of jax.lax.cond"),
+        (learns, "nnx.grad instead of jax.grad"),
     ],
-    ids=["jit", "checkpoint", "cond"],
+    ids=["jit", "checkpoint", "cond", "grad"],
 )
 def test_the_cure_of_a_transform_of_jax_is_that_of_flax(subject, cure):
     found = call(subject, Normed(), X)
