@@ -5,6 +5,7 @@ Bytes are those of one device. Nothing here imports jax, flax, hypothesis or pyt
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -61,6 +62,43 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Live:
+    """A buffer from the first instruction that needs it to the last, by their numbers in program order."""
+
+    bytes: int
+    kind: str
+    """Argument, output, temporary or constant."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a program holds, in the order of its instructions; a loop is one of its steps."""
+
+    length: int
+    """The number of instructions."""
+    loops: tuple[tuple[int, int], ...]
+    """The first and the last instruction of each loop's step."""
+    held: tuple[Live, ...]
+
+    @property
+    def peak(self) -> int:
+        """The first instruction at which the most bytes are alive."""
+        total = self.totals()
+        return max(range(self.length + 1), key=total.__getitem__)
+
+    def totals(self, kind: str = "") -> list[int]:
+        """The bytes alive at each instruction, of one kind or of all but constants, which the sums of a compiler do not count."""
+        change = [0] * (self.length + 2)
+        for live in self.held:
+            if live.kind == kind or (not kind and live.kind != "constant"):
+                change[live.start] += live.bytes
+                change[live.end + 1] -= live.bytes
+        return list(itertools.accumulate(change))[:-1]
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """One buffer that is live at the peak."""
 
@@ -90,6 +128,8 @@ class Buffer:
     """The numbers of the arguments that it is made of. They are those of the flat arguments where the program was lowered with ``keep_unused``."""
     broadcast: bool = field(default=False, metadata=UNRECORDED)
     """True if it repeats far fewer elements, and computes nothing."""
+    live: Live | None = field(default=None, metadata=UNRECORDED, compare=False)
+    """The instructions for which it is alive; `None` for a constant that is part of a fusion."""
 
     @property
     def place(self) -> str:
@@ -108,13 +148,18 @@ class Memory(Split):
 
     buffers: tuple[Buffer, ...] = ()
     """The largest first."""
-    named: bool = False
-    """True if this jaxlib gives the buffers; else there are totals only, with the constants unknown (0)."""
+    order: Order | None = field(default=None, compare=False)
+    """What is held when; `None` where this jaxlib does not give the program, so that there are totals only, with the constants unknown (0)."""
 
     @property
     def split(self) -> Split:
         """The totals alone."""
         return Split(**self.parts)
+
+    @property
+    def named(self) -> bool:
+        """True if the buffers are known."""
+        return self.order is not None
 
     @property
     def made(self) -> tuple[Buffer, ...]:
