@@ -469,6 +469,7 @@ def judged_outcome(seen: Seen) -> Outcome:
         violations=judgement.violations,
         peak=observation.memory.peak if observation.memory else None,
         budget=bound.budget if bound else None,
+        peaks=((observation.memory.peak, bound.expected),) if observation.memory and bound else (),
         facts=(*of_holding(ran), *notes_of(judgement)),
         evidence=evidence(ran, bound),
     )

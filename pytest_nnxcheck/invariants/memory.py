@@ -12,6 +12,7 @@ from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.facts import CallProgram, Evidence
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment, Words
 from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, OnTarget, PeakCause, Split, least_copy
+from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
 from pytest_nnxcheck.core.text import Row, format_bytes
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants.advice import MemoryWasted, advised
@@ -142,7 +143,8 @@ class OfPeak(Finding):
         on_cpu = [each.figures for each in findings if isinstance(each, OnCpu)]
         bounds = [each.bound for each in findings if isinstance(each, OverBudgetOnTarget)]
         # Without figures of the CPU, which show it, the budget of a target has a row of its own.
-        figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
+        passes = passing(findings)
+        figures = totals(on_cpu[0], passes) if on_cpu else [*map(budget, bounds[:1]), *passes]
         # Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target.
         causes = [figures.cause for figures in on_cpu] + [
             each.cause for each in findings if isinstance(each, CopiedOnTarget)
@@ -274,12 +276,30 @@ def named_copy(size: int, summary: str, evidence: Evidence | None) -> str:
     return f"{copies[0] if copies else format_bytes(size)}: {summary}"
 
 
-def totals(figures: Figures) -> list[Row]:
+def passing(findings: Sequence[Finding]) -> list[Row]:
+    """The row of the smallest budget, rounded, with which the nesting passes: bytes where bytes were asked for, else a multiple.
+
+    None has a row where a program does not fit its target.
+    """
+    peaks = [each.figures.split.peak for each in findings if isinstance(each, OnCpu)]
+    peaks += [each.on.peak or 0 for each in findings if isinstance(each, OverBudgetOnTarget)]
+    bounds = [each.figures.bound for each in findings if isinstance(each, OnCpu)]
+    bounds += [each.bound for each in findings if isinstance(each, OverBudgetOnTarget)]
+    if not peaks or any(isinstance(each, DoesNotFit) for each in findings):
+        return []
+    peak, bound = max(peaks), bounds[0]
+    size = least_bytes(peak) if bound.asked or not bound.expected else least_multiple([(peak, bound.expected)])
+    alone = any(isinstance(each, StateCopied | ConstantsCaptured | CopiedOnTarget) for each in findings)
+    return [("", f'passes with memory_budget="{size}"{", which bounds the peak alone" if alone else ""}')]
+
+
+def totals(figures: Figures, passes: Sequence[Row]) -> list[Row]:
     """Rows of the sums; `memory_breakdown` says where the bytes are."""
     split = figures.split
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {memory_breakdown.formula(split.parts)}"),
         budget(figures.bound, split.peak),
+        *passes,
         (
             "expected",
             f"{format_bytes(figures.bound.expected)}: the un-nested peak, and the larger arrays of a scan or a vmap in the nesting",
