@@ -195,7 +195,7 @@ def profile_of(call: Call) -> Profile:
     call.announce(known=False)
     before = call.originals.walk
     with subject.undone(subject.state, before) as left, frames.devices_asked(on=bool(target)) as lines:
-        facts = profile(subject)
+        facts = profile(subject, before)
     known.notes = tuple(Fact("asks for devices", target, line) for line in lines)
     if left:
         raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
@@ -469,6 +469,7 @@ def judged_outcome(seen: Seen) -> Outcome:
         violations=judgement.violations,
         peak=observation.memory.peak if observation.memory else None,
         budget=bound.budget if bound else None,
+        peaks=((observation.memory.peak, bound.expected),) if observation.memory and bound else (),
         facts=(*of_holding(ran), *notes_of(judgement)),
         evidence=evidence(ran, bound),
     )

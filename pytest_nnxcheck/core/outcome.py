@@ -185,6 +185,8 @@ class Outcome:
     """The peak memory of the program, in bytes a device."""
     budget: int | None = None
     """The bound on the peak, in bytes a device."""
+    peaks: tuple[tuple[int, int], ...] = field(default=(), metadata=UNRECORDED)
+    """The peak and the expected peak of each call that was measured."""
     notes: tuple[str, ...] = ()
     """The ``facts`` as text."""
     expected: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.text import Unreadable, one_of
+from pytest_nnxcheck.core.text import Unreadable, format_bytes, one_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -103,6 +103,28 @@ class Budget:
         size = self.bytes or 0
         unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if size and size % UNITS[unit] == 0), "B")
         return f"{size // UNITS[unit]}{unit}"
+
+
+def least_bytes(peak: int) -> str:
+    """The smallest size that a peak of so many bytes is within, in tenths of the unit that a message shows it in: ``1.7MiB``."""
+    unit = format_bytes(peak).split()[1]
+    return f"{max(peak, 1)}B" if unit == "B" else _in_tenths(-(-10 * peak // UNITS[unit]), unit)
+
+
+def least_multiple(programs: Iterable[tuple[int, int]]) -> str:
+    """The smallest multiple of the expected peak that programs are within, in tenths: ``2.5x``; each has a peak and an expected peak."""
+    return _in_tenths(max(_tenths(peak, expected) for peak, expected in programs), "x")
+
+
+def _tenths(peak: int, expected: int) -> int:
+    count = max(-(-10 * peak // expected), 1)
+    while count > 1 and round((count - 1) / 10 * expected) >= peak:  # the bound is rounded to whole bytes
+        count -= 1
+    return count
+
+
+def _in_tenths(count: int, unit: str) -> str:
+    return f"{count / 10:.1f}".removesuffix(".0") + unit
 
 
 def words(valid: Callable[[], tuple[str, ...]]) -> Kind:

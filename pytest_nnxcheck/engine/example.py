@@ -217,7 +217,7 @@ def call_unchecked(
     ]
     if handed == "traced":
         with contextlib.suppress(Exception), subject.undone(subject.state, before):
-            profile(subject)
+            profile(subject, before)
     if handed in ("own", "traced"):
         return function(*args, **kwargs)
     outputs: list[Any] = []

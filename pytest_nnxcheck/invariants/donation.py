@@ -101,7 +101,7 @@ def holders(one: str, two: str) -> tuple[str, str]:
 def clone_notes(ran: Ran, pairs: Pairs) -> Iterator[Note]:
     """A note for each two modules that share buffers."""
     for (one, other), count in Counter(holders(*pair) for pair in pairs).items():
-        yield Fact("clones", (one, other), of=how_many(count, leaves_in(ran, other)))
+        yield Fact("clones", (one, other), of=how_many(count, leaves_in(ran, other)), of_call=True)
 
 
 def leaves_in(ran: Ran, holder: str) -> int:

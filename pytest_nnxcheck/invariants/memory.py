@@ -12,6 +12,7 @@ from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.facts import CallProgram, Evidence
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment, Words
 from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, OnTarget, PeakCause, Split, least_copy
+from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
 from pytest_nnxcheck.core.text import Row, format_bytes
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants.advice import MemoryWasted, advised
@@ -41,9 +42,9 @@ def of_program(ran: Ran, memory: Memory, bound: Bound) -> Iterator[Finding]:
     copies, call, state = ran.observation.copies, ran.profile.program, ran.profile.copied_bytes
     figures = Figures(memory.split, bound, state, ran.profile.devices, cause(ran))
     if memory.peak > bound.budget:
-        yield PeakOverBudget(figures=figures)
+        yield PeakOverBudget(figures=figures, handed_back=copies.handed_back)
     if bound.default and copies.count(state):
-        yield StateCopied(figures=figures, bytes=copies.bytes)
+        yield StateCopied(figures=figures, handed_back=copies.handed_back, bytes=copies.bytes)
     if bound.default and captures(ran):
         yield ConstantsCaptured(figures=replace(figures, cause=captured_cause(call)), bytes=captured_bytes(call))
 
@@ -124,11 +125,40 @@ CURES: dict[PeakCause, str] = {
 }
 """The change to make for each cause of a peak."""
 
-DONATE = (
-    "donate {names} as well: with donate={donate!r} the nesting holds, at a peak of {peak}; in your own code"
-    " nnx.jit(f, donate_argnames=...)"
-)
-"""The change to make where a nesting holds with more arguments donated."""
+OTHERWISE: dict[PeakCause, PeakCause] = {"scan writes back, remat": "scan writes back, checkpoint"}
+"""The cause whose cure is the next best one where that of a cause does not help."""
+
+FORWARDED: tuple[PeakCause, ...] = ("scan writes back", "scan writes back, checkpoint")
+"""The causes whose cure is the program that was compiled to measure the copies: parameters go into its loops, and never come out."""
+
+DONATE = "donate {names} as well: donate={donate!r} here, and nnx.jit(f, donate_argnames=...) in your own code"
+"""The change to make where more arguments can be donated."""
+
+
+def cause_of(findings: Sequence[Finding]) -> PeakCause:
+    """The first known cause of the findings: that of the CPU's peak, which is that of a target's copies."""
+    causes = [each.figures.cause for each in findings if isinstance(each, OnCpu)]
+    causes += [each.cause for each in findings if isinstance(each, CopiedOnTarget)]
+    return next(filter(None, causes), "")
+
+
+def cured_otherwise(findings: Sequence[Finding]) -> str:
+    """The next best hint where the change for the cause of the findings does not help; empty if there is none."""
+    if not (cause := OTHERWISE.get(cause_of(findings), "")):
+        return ""
+    first, *others = (
+        replace(each, figures=replace(each.figures, cause=cause)) if isinstance(each, OnCpu) else each
+        for each in findings
+    )
+    return first.words(others).hint
+
+
+def tried(before: int, after: int, *, enough: bool = True) -> str:
+    """The words behind a hint whose change was made and compiled: the peaks without it and with it."""
+    sizes = [format_bytes(size) for size in (before, after)]
+    if sizes[0] == sizes[1]:
+        sizes = [format_bytes(size, decimals=3) for size in (before, after)]
+    return f" (tried: peak {sizes[0]} -> {sizes[1]}{'' if enough else ', which is not enough'})"
 
 
 class OfPeak(Finding):
@@ -142,13 +172,15 @@ class OfPeak(Finding):
         on_cpu = [each.figures for each in findings if isinstance(each, OnCpu)]
         bounds = [each.bound for each in findings if isinstance(each, OverBudgetOnTarget)]
         # Without figures of the CPU, which show it, the budget of a target has a row of its own.
-        figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
-        # Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target.
-        causes = [figures.cause for figures in on_cpu] + [
-            each.cause for each in findings if isinstance(each, CopiedOnTarget)
-        ]
-        cures = [CURES[cause] for cause in causes if cause]
-        cures += [each.cure() for each in findings if isinstance(each, DoesNotFit)]
+        passes = passing(findings)
+        figures = totals(on_cpu[0], passes) if on_cpu else [*map(budget, bounds[:1]), *passes]
+        cause = cause_of(findings)
+        # Advice for the cause, or on how to fit a target.
+        cures = [CURES[cause]] if cause else [each.cure() for each in findings if isinstance(each, DoesNotFit)]
+        handed_back = max((each.handed_back for each in findings if isinstance(each, OnCpu)), default=0)
+        if cause in FORWARDED and handed_back:
+            peak = on_cpu[0].split.peak
+            cures = [cure + tried(peak, peak - handed_back) for cure in cures]
         rows = [("", each.sentence()) for each in others]
         return Words(self.sentence(), [*rows, *figures], next(iter(cures), ""))
 
@@ -158,6 +190,8 @@ class OnCpu(OfPeak):
     """A finding about a program on the CPU."""
 
     figures: Figures
+    handed_back: int = 0
+    """Bytes that the same program does not hold if its loops hand nothing back unchanged: it was compiled to measure the copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,12 +308,30 @@ def named_copy(size: int, summary: str, evidence: Evidence | None) -> str:
     return f"{copies[0] if copies else format_bytes(size)}: {summary}"
 
 
-def totals(figures: Figures) -> list[Row]:
+def passing(findings: Sequence[Finding]) -> list[Row]:
+    """The row of the smallest budget, rounded, with which the nesting passes: bytes where bytes were asked for, else a multiple.
+
+    None has a row where a program does not fit its target.
+    """
+    peaks = [each.figures.split.peak for each in findings if isinstance(each, OnCpu)]
+    peaks += [each.on.peak or 0 for each in findings if isinstance(each, OverBudgetOnTarget)]
+    bounds = [each.figures.bound for each in findings if isinstance(each, OnCpu)]
+    bounds += [each.bound for each in findings if isinstance(each, OverBudgetOnTarget)]
+    if not peaks or any(isinstance(each, DoesNotFit) for each in findings):
+        return []
+    peak, bound = max(peaks), bounds[0]
+    size = least_bytes(peak) if bound.asked or not bound.expected else least_multiple([(peak, bound.expected)])
+    alone = any(isinstance(each, StateCopied | ConstantsCaptured | CopiedOnTarget) for each in findings)
+    return [("", f'passes with memory_budget="{size}"{", which bounds the peak alone" if alone else ""}')]
+
+
+def totals(figures: Figures, passes: Sequence[Row]) -> list[Row]:
     """Rows of the sums; `memory_breakdown` says where the bytes are."""
     split = figures.split
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {memory_breakdown.formula(split.parts)}"),
         budget(figures.bound, split.peak),
+        *passes,
         (
             "expected",
             f"{format_bytes(figures.bound.expected)}: the un-nested peak, and the larger arrays of a scan or a vmap in the nesting",

@@ -52,7 +52,7 @@ def judge(ran: Ran) -> Iterator[Finding | Note]:
     if forward := tuple(ran.call.once("written forward", lambda: written_forward(ran))):
         yield ParametersWritten(tuple(path(written) for written, _ in forward), forward[0][1])
     if profile.unwatched:
-        yield "updates asserted in part: the call maps over states of the module and of another one together, so that its copies were not told apart"
+        yield CopiesUnwatched(profile.unwatched)
 
 
 def written_forward(ran: Ran) -> list[tuple[Path, str]]:
@@ -179,10 +179,26 @@ class SameDraws:
 
     paths: tuple[str, ...]
     line: str
+    of_call: ClassVar[bool] = True
 
     def words(self) -> str:
         at = f" ({self.line})" if self.line else ""
         return (
             f"every call draws the same random numbers: {some(self.paths)} is counted in a copy alone{at}; under nnx.jit in place of jax.jit, or"
             " with the state handed out and written back by nnx.update, each draws its own"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesUnwatched:
+    """A call whose copies of Variables cannot be told apart by marks: a note."""
+
+    error: str
+    """The exception that it raises with the marks, in one line."""
+    of_call: ClassVar[bool] = True
+
+    def words(self) -> str:
+        return (
+            "updates asserted in part: writes to copies are seen by a mark in the metadata of the Variables, and with the mark this call raises"
+            f" {self.error}"
         )

@@ -71,6 +71,8 @@ class Head:
     """The worst peak, with its budget and its nesting."""
     budget: int | None = None
     peak_nesting: str = ""
+    budgets: tuple[str, ...] = ()
+    """The smallest values of ``memory_budget``, rounded, with which the test passes: a multiple, and bytes; none where it does not pass."""
     modes: Mapping[str, Verdict] = field(default_factory=dict)
     shown: str = ""
     message: str = ""

@@ -19,7 +19,8 @@ from pytest_nnxcheck.core.catalogue import JIT, MODES, InvariantRow, rows_of, se
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
-from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.peak import OnTarget, default_budget
+from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row, some
 from pytest_nnxcheck.reporting import memory_breakdown, target_rows, violations
 from pytest_nnxcheck.reporting.records import ExpectedRecord, Head, NestingRecord, Record, made, plain
@@ -425,6 +426,24 @@ def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
     return max((outcome for outcome in outcomes if outcome.peak is not None), key=height, default=None)
 
 
+def least_budgets(report: Report) -> tuple[str, ...]:
+    """The smallest multiple of the expected peak, and the smallest size, that every program is within, rounded; none unless the test passes by its memory.
+
+    Bytes bound the plain call: a nesting with further layers, and its programs on targets, are over them only where they are over the default as well.
+    """
+    held = [outcome for outcome in report.outcomes if outcome.verdict == "held"]
+    programs = [program for outcome in held for program in outcome.peaks]
+    if not report.ok or "memory" not in report.settings.invariants or not all(map(all, programs)) or not programs:
+        return ()
+    sizes = []
+    for outcome in held:
+        on_targets = [on.peak or 0 for on in outcome.evidence.targets] if outcome.evidence else []
+        for peak, expected in outcome.peaks:
+            most = default_budget(expected) if len(outcome.nesting) > 1 else 0
+            sizes += [each for each in (peak, *on_targets) if each > most]
+    return (least_multiple(programs), *([least_bytes(max(sizes))] if sizes else []))
+
+
 def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
     """The worst program on each target, with the seconds of all programs there: one that does not fit, then that with the largest part of the limit."""
     programs: dict[str, list[OnTarget]] = {}
@@ -465,6 +484,7 @@ def worse(old: Outcome, new: Outcome) -> Outcome:
         asserted=asserted,
         peak=measured.peak,
         budget=measured.budget,
+        peaks=(*old.peaks, *new.peaks),
         notes=notes,
         expected=keys,
         evidence=shown,
@@ -549,6 +569,7 @@ def head(report: Report) -> Head:
         peak=worst.peak if worst else None,
         budget=worst.budget if worst else None,
         peak_nesting=str(worst.nesting) if worst else "",
+        budgets=least_budgets(report),
         modes=report.modes,
         shown=str(report.shown.nesting) if report.shown else "",
         settings={name: _shown(getattr(settings, name)) for name in table.names("check")},
@@ -672,7 +693,12 @@ def in_terminal(head: Head, width: int, *, verbose: bool) -> str:
     if not verbose:
         what = [name for name, found in (("notes", head.notes), ("advice on memory", head.advice)) if found]
         return text + (f"; -v shows {' and '.join(what)}" if what else "")
-    for label, said in (("expected to fail", came_true(head)), ("compiled for targets", target_seconds(head))):
+    budgets = " or ".join(f'"{each}"' for each in head.budgets)
+    for label, said in (
+        ("expected to fail", came_true(head)),
+        ("compiled for targets", target_seconds(head)),
+        ("passes with memory_budget", budgets),
+    ):
         text += f"\n    {label}: {said}" if said else ""
     # Filled to the width of the terminal, a line of a note each.
     lines = [line for piece in head.notes for line in piece.splitlines()]

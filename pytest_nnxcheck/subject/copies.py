@@ -80,8 +80,6 @@ class CopyWatch:
     """Marks the Variables of one trace, and notes the writes to their copies. A context manager."""
 
     trace: object = field(default_factory=object)
-    module: Any = None
-    """The module that the call got, whose Variables have the marks."""
     written: dict[Path, Write] = field(default_factory=dict)
     """The first write to a copy of each Variable."""
     returned: set[Path] = field(default_factory=set)
@@ -102,7 +100,6 @@ class CopyWatch:
 
     def mark(self, module: Any) -> None:
         """Mark the Variables of the module that the call gets."""
-        self.module = module
         for path, variable in graph.variables(module):
             if isinstance(variable, nnx.Variable):
                 mark = Mark(self.trace, id(variable), type(variable), tuple(path))

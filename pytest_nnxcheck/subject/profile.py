@@ -23,6 +23,7 @@ from flax import nnx
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, in_type, is_in_ref, nbytes, value_of
 from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays, is_read
 from pytest_nnxcheck.jaxprs.copies import output_values
@@ -31,7 +32,7 @@ from pytest_nnxcheck.subject.contents import Contents, diff
 from pytest_nnxcheck.subject.subject import Key, Subject, numbered, on_arrays
 from pytest_nnxcheck.walk.fingerprint import equal, show
 from pytest_nnxcheck.walk.raw_access import MISSING
-from pytest_nnxcheck.walk.walk import holds_beside, walk
+from pytest_nnxcheck.walk.walk import Walk, holds_beside, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -143,8 +144,8 @@ class Profile:
     program: CallProgram = field(default_factory=CallProgram)
     lost_writes: tuple[copies.Write, ...] = ()
     stale_reads: tuple[copies.Read, ...] = ()
-    unwatched: bool = False
-    """True if its copies of the state were not watched: it compares the metadata of Variables with those of others."""
+    unwatched: str = ""
+    """The exception that it raises while its copies of the state are watched, in one line; empty where they were."""
     input_bytes: int = 0
     """The bytes of its inputs on one device."""
     devices: int = 1
@@ -184,18 +185,28 @@ class Evaluation:
     stale_reads: tuple[copies.Read, ...]
 
 
-def profile(subject: Subject) -> Profile:
-    """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    watch = copies.CopyWatch()
+def profile(subject: Subject, before: Walk | None = None) -> Profile:
+    """Evaluate the un-nested call abstractly; ``before`` is a walk over what it reaches. Raises what the user's code raises under a trace.
+
+    Its copies of Variables are watched by a mark in their metadata. A call that raises with the marks, as where jax compares the metadata of trees that
+    it maps over together, is evaluated without them: what it raises then is the user's own, and shows none of our marks.
+    """
     try:
-        subject = subject.for_run(watch.around(subject.function))
-        evaluation = evaluated(subject, watch)
-    except Exception as error:
-        # jax compares the metadata of trees that it maps over together, and shows those that differ: ours, beside a module that the call captured.
-        if copies.MARK not in str(error):
-            raise
-        subject, watch = subject.for_run(), copies.CopyWatch()
-        evaluation = evaluated(subject)
+        return profiled(subject, copies.CopyWatch())
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        error.__traceback__ = None  # the user's code may keep it, and raise it again
+        unwatched = first_line(error)
+    with subject.undone(
+        subject.state, before
+    ):  # a cache that holds a tracer of the first trace would make the second one raise
+        pass
+    return replace(profiled(subject), unwatched=unwatched)
+
+
+def profiled(subject: Subject, watch: copies.CopyWatch | None = None) -> Profile:
+    """The profile of the call; ``watch`` sees what it writes to copies."""
+    subject = subject.for_run(watch.around(subject.function) if watch else None)
+    evaluation = evaluated(subject, watch)
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
     if state.references and evaluation.writes_copies:
@@ -207,29 +218,28 @@ def profile(subject: Subject) -> Profile:
         state,
         training(subject, evaluation, state.changed),
         evaluation.program,
-        lost_writes=copies.lost(
-            watch,
-            state.changed,
-            {path: leaf for (path, _), leaf in before.items()},
-            [
-                path
-                for (path, _), var in zip(before, evaluation.jaxpr.invars, strict=False)
-                if is_read(evaluation.jaxpr, var)
-            ]
-            if watch.written
-            else (),
-            [
-                (name, kind, [path for number, (path, _) in enumerate(before) if bits >> number & 1])
-                for name, kind, bits in zip(subject.output_tree.names, evaluation.out, evaluation.origins, strict=True)
-            ]
-            if watch.written
-            else (),
-        ),
+        lost_writes=lost_writes(subject, evaluation, state.changed, watch) if watch and watch.written else (),
         stale_reads=evaluation.stale_reads,
-        unwatched=watch.module is None,
         input_bytes=input_bytes,
         copied_bytes=state.bytes or input_bytes,
         devices=max(map(devices, [*before.values(), *inputs])),
+    )
+
+
+def lost_writes(
+    subject: Subject, evaluation: Evaluation, changed: AbstractSet[Path], watch: copies.CopyWatch
+) -> tuple[copies.Write, ...]:
+    """The writes of the call to copies of its Variables that no one gets."""
+    before, jaxpr = evaluation.before, evaluation.jaxpr
+    return copies.lost(
+        watch,
+        changed,
+        {path: leaf for (path, _), leaf in before.items()},
+        [path for (path, _), var in zip(before, jaxpr.invars, strict=False) if is_read(jaxpr, var)],
+        [
+            (name, kind, [path for number, (path, _) in enumerate(before) if bits >> number & 1])
+            for name, kind, bits in zip(subject.output_tree.names, evaluation.out, evaluation.origins, strict=True)
+        ],
     )
 
 

@@ -8,15 +8,12 @@ from dataclasses import replace
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.peak import FLOOR, Bound, Memory
+from pytest_nnxcheck.core.peak import DEFAULT_FACTOR, Bound, Memory, default_budget
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.transforms.compose import maps_written
 from pytest_nnxcheck.transforms.layers import LENGTH
-
-DEFAULT_FACTOR = 2
-"""Times the expected peak. No healthy model of 48 passed 1.18 of it in 1131 nested programs, on any version."""
 
 
 def expected_peak(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
@@ -88,9 +85,7 @@ def bound(observation: Observation, profile: Profile, baseline: Memory, budget: 
     nesting = observation.nesting
     shared = shared_broadcasts(observation, baseline) + whole_constants(observation, profile, baseline)
     expected = expected_peak(profile, baseline, nesting) + shared
-    by_default = Bound(
-        expected, DEFAULT_FACTOR * expected + FLOOR, multiple=f"{DEFAULT_FACTOR}x", default=budget is None
-    )
+    by_default = Bound(expected, default_budget(expected), multiple=f"{DEFAULT_FACTOR}x", default=budget is None)
     if budget is None:
         return by_default
     if budget.factor is not None:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict, fields
+from decimal import Decimal
 from fractions import Fraction
 
 import pytest
@@ -12,8 +13,17 @@ from pytest_nnxcheck import CheckError, Nesting
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.setting_values import PATH, PERCENTAGE, REPORT_PATHS, Budget
+from pytest_nnxcheck.core.setting_values import (
+    PATH,
+    PERCENTAGE,
+    REPORT_PATHS,
+    UNITS,
+    Budget,
+    least_bytes,
+    least_multiple,
+)
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, SWEEPS, TABLE, Settings
+from pytest_nnxcheck.core.text import format_bytes
 
 MANY = "9" * 5000
 """More digits than Python reads or shows."""
@@ -67,6 +77,23 @@ def test_a_bad_budget_names_the_value_and_what_to_write(value):
 @given(st.builds(Budget, bytes=st.integers(1, 10**18)) | st.builds(Budget, factor=st.floats(1e-6, 1e15)))
 def test_budget_text_round_trips(budget):
     assert Budget.parse(str(budget)) == budget
+
+
+@given(st.integers(1, 2**50))
+def test_the_smallest_size_is_the_next_tenth_of_the_unit_of_messages(peak):
+    size = Budget.parse(least_bytes(peak)).bytes
+    number, unit = re.fullmatch(r"([\d.]+)(\D+)", least_bytes(peak)).groups()
+    less = Decimal(number) - (1 if unit == "B" else Decimal("0.1"))
+    assert peak <= size
+    assert int(less * UNITS[unit]) < peak
+    assert unit == format_bytes(peak).split()[1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**50), st.integers(1, 2**50)), min_size=1, max_size=3))
+def test_the_smallest_multiple_is_the_next_tenth(programs):
+    tenths = round(10 * Budget.parse(least_multiple(programs)).factor)
+    assert all(peak <= round(tenths / 10 * expected) for peak, expected in programs)
+    assert tenths == 1 or any(peak > round((tenths - 1) / 10 * expected) for peak, expected in programs)
 
 
 @given(st.text(alphabet="0123456789.xKMGTiB +-en", max_size=12))

@@ -136,7 +136,9 @@ def test_the_module_sees_its_state_advance_and_is_put_back_at_the_end():
 
 def test_a_second_call_is_known_from_the_first_and_a_listener_hears_of_both(monkeypatch):
     evaluated, compiled, heard, memo = [], [], [], Memo()
-    monkeypatch.setattr(checking_call, "profile", lambda subject: evaluated.append(subject) or profile(subject))
+    monkeypatch.setattr(
+        checking_call, "profile", lambda subject, before: evaluated.append(subject) or profile(subject, before)
+    )
     monkeypatch.setattr(ran, "observe", lambda *args: compiled.append(args) or observe(*args))
     for _ in range(2):
         with Example(memo) as example:

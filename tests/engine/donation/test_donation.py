@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, hint, takes_over, text
+from checking import FEW, broken, call, hint, takes_over, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
-from pytest_nnxcheck import CheckError
+from pytest_nnxcheck import CheckError, check
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.xla import pointers
 
@@ -364,9 +364,11 @@ def network(shared):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_network_and_its_clone_are_a_note_in_one_line(shared):
-    found = call(targets, *network(shared), jnp.ones((2, 4)), nesting="jit")
-    assert found.outcome.verdict == "held", text(found)
-    assert ("q and q_target share all 2 buffers, as nnx.clone leaves them" in text(found)) == shared
+    report = check(targets, *network(shared), jnp.ones((2, 4)), transforms="jit,scan", **FEW)
+    assert report.ok, str(report)
+    assert ["q and q_target share all 2 buffers, as nnx.clone leaves them" in note for note in report.notes] == [
+        True
+    ] * shared
 
 
 def test_they_fail_where_the_test_names_what_is_donated():

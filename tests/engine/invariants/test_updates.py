@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import pytest
-from checking import broken, call, text
+from checking import FEW, broken, call, flat, text
 from copied import (
     COPIED,
     MODULES_ARE_TREES,
@@ -19,6 +19,9 @@ from copied import (
 )
 from flax import nnx
 from healthy import FLAX, assign, numbers
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import graph
 
 X = numbers((3, 8))
 trees = pytest.mark.skipif(FLAX < MODULES_ARE_TREES, reason="before flax 0.12 no transform of jax takes a module")
@@ -150,10 +153,11 @@ def test_what_a_call_sows_need_not_come_back():
 
 
 def test_counts_of_random_numbers_alone_are_a_note():
-    found = call(functional(hands_back=False), Noisy(), X)
-    assert found.outcome.verdict == "held"
-    assert "every call draws the same random numbers: model.dropout" in text(found)
-    assert "random numbers" not in text(call(functional(hands_back=True), Noisy(), X))
+    for hands_back in (False, True):
+        report = check(functional(hands_back=hands_back), Noisy(), X, transforms="jit", **FEW)
+        assert report.ok, str(report)
+        drawn = ["every call draws the same random numbers: model.dropout" in note for note in report.notes]
+        assert drawn == [True] * (not hands_back)
 
 
 def test_what_ran_before_changes_no_verdict():
@@ -177,11 +181,43 @@ def test_states_of_the_module_and_of_another_may_be_mapped_over_together():
         pairs = jax.tree.map(lambda one, two: ((one - two) ** 2).sum(), nnx.state(model), other)
         return sum(jax.tree.leaves(pairs)) + x
 
-    found = call(distance, linear(), first, X)
-    assert (found.outcome.verdict, "updates asserted in part" in text(found)) == ("held", False)
-    found = call(lambda model, x: distance(model, first, x), linear(), X)
-    assert found.outcome.verdict == "held"
-    assert "updates asserted in part" in text(found)
+    report = check(distance, linear(), first, X, transforms="jit", **FEW)
+    assert (report.ok, report.notes) == (True, ())
+    report = check(lambda model, x: distance(model, first, x), linear(), X, transforms="jit", **FEW)
+    assert report.ok
+    (note,) = report.notes
+    assert "updates asserted in part: writes to copies are seen by a mark" in note
+    assert "this call raises ValueError" in note
+
+
+def test_the_error_of_states_that_do_not_fit_is_as_without_the_plugin():
+    other = linear()
+    for _, variable in graph.variables(other):
+        graph.set_metadata(variable, "of_the_user", 1)
+
+    def distance(model, x):
+        return jax.tree.map(lambda one, two: one - two, nnx.state(model), nnx.state(other)) and x
+
+    with pytest.raises(ValueError, match="of_the_user") as alone:
+        distance(linear(), X)
+    assert str(call(distance, linear(), X, nesting="jit").error) == str(alone.value)
+
+
+KEPT = []
+
+
+def keeps_then_raises(model, x):
+    """Raises under a trace, and says how much it has kept."""
+    KEPT.append(model(x))
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError(f"kept {len(KEPT)}")
+    return x
+
+
+def test_a_call_that_keeps_a_tracer_and_raises_is_said_to_raise_what_it_raises_first():
+    report = check(keeps_then_raises, linear(), X, nesting="jit")
+    assert "tracers remain in KEPT[0]" in flat(str(report))
+    assert "raises TypeError: kept 1" in flat(str(report))
 
 
 def test_a_stale_read_of_an_array_names_what_holds_it_and_the_line():

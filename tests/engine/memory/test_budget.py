@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
-from checking import broken, call, text
+from checking import Example, broken, call, text
 from flax import nnx
 from healthy import assign, numbers, rngs
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from memory_evidence import shown
 
 from pytest_nnxcheck import check
@@ -145,6 +149,69 @@ def test_wherever_the_bytes_are_given(source, pytester, inner_args):
         result.assert_outcomes(failed=failing, passed=1 - failing)
         if failing:
             result.stdout.fnmatch_lines(["E * nesting     jit", "E * tried * 1 failed, 5 passed"])
+
+
+def pasted(message: str) -> list[str]:
+    """The budgets that a message offers."""
+    return re.findall(
+        r'"([\d.]+(?:x|[KMGT]?i?B))"', " ".join(message.partition("passes with memory_budget")[2].split())
+    )
+
+
+def a_tenth_less(budget: str) -> str:
+    number, unit = re.fullmatch(r"([\d.]+)(.+)", budget).groups()
+    return f"{Decimal(number) - (1 if unit == 'B' else Decimal('0.1'))}{unit}"
+
+
+OVER = {
+    "bytes": (Mlp, 1024, {}),
+    "bytes, a nesting over the default too": (ScanOverRemat, 1024, {"nesting": "jit > call_first"}),
+    "a multiple": (Mlp, "0.3x", {}),
+    "copies": (ScanOverRemat, None, {"nesting": "jit > call_first"}),
+}
+
+
+@pytest.mark.parametrize("make, budget, more", OVER.values(), ids=OVER)
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(rows=st.integers(1, 12))
+def test_the_budget_of_a_failure_is_the_smallest_that_passes(make, budget, more, rows):
+    model = make(nnx.Rngs(0)) if make is ScanOverRemat else make()
+    x = numbers((rows, 128 if make is ScanOverRemat else 256))
+    example = Example()
+    found = call(model, x, memory_budget=budget, **{"nesting": "jit", "example": example, **more})
+    assert broken(found) == ["memory"]
+    (passing,) = pasted(text(found))
+    assert passing.endswith("B" if isinstance(budget, int) else "x")
+    for chosen, verdict in ((passing, "held"), (a_tenth_less(passing), "violated")):
+        again = call(model, x, memory_budget=chosen, **{"nesting": "jit", "example": example, **more})
+        assert again.outcome.verdict == verdict, (chosen, text(again))
+
+
+TWO_CALLS = """
+import pytest
+from test_budget import InPlace, Mlp, fused_batch, numbers
+
+@pytest.mark.nnx_invariants(transforms="jit,while_loop", styles="argument", sweep="short", max_examples=0)
+def test_two_calls(nnx_wrap):
+    nnx_wrap(InPlace())(fused_batch())
+    nnx_wrap(Mlp())(numbers((96, 256)))
+"""
+
+
+def test_the_budgets_of_a_test_that_passes_are_the_smallest(pytester, inner_args):
+    """Each of its calls is within them, whichever has the worst peak."""
+    pytester.makepyfile(test_it=TWO_CALLS)
+    pytester.syspathinsert(Path(__file__).parent)
+    said = pytester.runpytest_inprocess(*inner_args, "-v").stdout.str()
+    multiple, size = pasted(said)
+    assert (multiple[-1], size[-1]) == ("x", "B")
+    for budget in (multiple, size):
+        held = pytester.runpytest_inprocess(*inner_args, f"--nnx-memory-budget={budget}")
+        held.assert_outcomes(passed=1)
+        assert pasted(held.stdout.str()) == []  # only -v has them
+        less = pytester.runpytest_inprocess(*inner_args, "-v", f"--nnx-memory-budget={a_tenth_less(budget)}")
+        less.assert_outcomes(failed=1)
+        assert pasted(less.stdout.str()) == [budget]  # of the failure alone
 
 
 def test_a_budget_in_powers_of_1000_is_shown_as_it_was_written_too(example):

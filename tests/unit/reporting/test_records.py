@@ -91,6 +91,7 @@ def test_a_nesting_that_is_left_out_as_expected_counts_as_expected():
 def test_nothing_that_is_measured_is_left_out(kind):
     renamed = {"expected": {Evidence: "expected_peak", Outcome: "expected_failures"}[kind]}
     told_by = {"by_mode": "reason", "facts": "notes", "error": "reason", "misfit": "reason", "evidence": "split"}
+    told_by |= {"peaks": "peak"}
     names = {renamed.get(each.name, told_by.get(each.name, each.name)) for each in fields(kind)}
     assert names <= {each.name for each in fields(records.NestingRecord)}
 
