@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -83,7 +83,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a program holds, in the order of its instructions; a loop is one of its steps."""
+    """The buffers of a program in the order of its instructions; a loop is one of its steps."""
 
     length: int
     """The number of instructions."""
@@ -158,7 +158,7 @@ class Memory(Split):
     buffers: tuple[Buffer, ...] = ()
     """The largest first."""
     order: Order | None = field(default=None, compare=False)
-    """What is held when; `None` where this jaxlib does not give the program, so that there are totals only, with the constants unknown (0)."""
+    """All buffers with the time of each; `None` where this jaxlib does not give the program, so that there are totals only, with the constants unknown (0)."""
 
     @property
     def split(self) -> Split:
@@ -379,11 +379,30 @@ class OnTarget:
     """The effort that the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
     wheel: str = ""
     """The compiler: ``libtpu 0.0.50.1``."""
+    places: tuple[PeakLine, ...] = ()
+    """The lines that hold most of the peak there, largest first."""
+    buffers: tuple[Buffer, ...] = ()
+    """The largest buffers at that peak that are no arguments."""
     seconds: float = field(default=0.0, compare=False)
     """The seconds to lower and compile."""
 
     @classmethod
     def of_json(cls, text: bytes) -> OnTarget:
         """Read one. Raises `LookupError`, `TypeError` or `ValueError`."""
-        found = json.loads(text)
-        return cls(**{**found, "split": found["split"] and Split(**found["split"]), "lost": tuple(found["lost"])})
+        found = _without_lists(json.loads(text))
+        split, places, buffers = found["split"], found["places"], found["buffers"]
+        return cls(
+            **{
+                **found,
+                "split": split and Split(**split),
+                "places": tuple(PeakLine(**place) for place in places),
+                "buffers": tuple(Buffer(**buffer) for buffer in buffers),
+            }
+        )
+
+
+def _without_lists(value: Any) -> Any:
+    """A value that JSON read, with a tuple in place of each list."""
+    if isinstance(value, dict):
+        return {name: _without_lists(item) for name, item in value.items()}
+    return tuple(map(_without_lists, value)) if isinstance(value, list) else value

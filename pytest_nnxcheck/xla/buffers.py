@@ -311,7 +311,7 @@ class _Reader:
             yield from self._pieces(kind, max(self.module.shape(value).room for value in values), values)
 
     def _assigned(self, assignment: hlo.Message) -> Iterator[Held]:
-        """What the allocations of a ``BufferAssignmentProto`` hold, without those on the threads' stacks. Raises `MalformedProto` or `LookupError`."""
+        """The contents of the allocations of a ``BufferAssignmentProto``, without those on the threads' stacks. Raises `MalformedProto` or `LookupError`."""
         values = {
             hlo.number(buffer, 1): (hlo.number(place, 4), hlo.numbers(place, 3))
             for buffer in hlo.messages(assignment, 1)
@@ -327,9 +327,11 @@ class _Reader:
                 parameter = self.ranges.parameters[hlo.number(allocation, 6)]
                 yield from self._pieces(kind, hlo.number(allocation, 2), [(parameter.id, ())])
             elif not hlo.number(allocation, 3):
+                # The memory of an output is set aside as a whole: what lies in it before is part of it.
+                whole = (0, hlo.number(allocation, 2)) if kind == "output" else None
                 slots = defaultdict[tuple[int, int], list[Position]](list)
                 for slot in hlo.messages(allocation, 9):
-                    slots[hlo.number(slot, 2), hlo.number(slot, 3)].append(values[hlo.number(slot, 1)])
+                    slots[whole or (hlo.number(slot, 2), hlo.number(slot, 3))].append(values[hlo.number(slot, 1)])
                 for (_, size), shared in slots.items():
                     yield from self._pieces(kind, size, shared)
 

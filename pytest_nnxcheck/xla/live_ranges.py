@@ -73,7 +73,7 @@ class LiveRanges:
         for output, parameter in module.donated.items():
             self._join(self.results[output], (self.parameters[parameter].id, ()))
         self.made = dict[Position, list[Position]]()
-        """The values that are made in each buffer, in program order, by the value that stands for the buffer."""
+        """The values that are made in each buffer, in program order, by the name of the buffer: see `buffer`."""
         self._ranges = self._read_ranges()
 
     def range_of(self, value: Position) -> Range | None:
@@ -197,7 +197,7 @@ class LiveRanges:
             yield fusion.operands[op.parameter], ()
 
     def buffer(self, value: Position) -> Position:
-        """The value that stands for all that share the buffer of a value."""
+        """The name of the buffer of a value: one of the values that share it."""
         while (other := self._shared.get(value)) is not None:
             self._shared[value] = above = self._shared.get(other, other)  # halve the way for the next who asks
             value = above

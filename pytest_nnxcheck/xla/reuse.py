@@ -1,6 +1,7 @@
 """The memory that the compiler of a GPU uses twice. It gives no assignment of buffers, so that its two rules are followed here.
 
-1. An operation that takes an operand element by element writes its result into it, where the operand is as large and nobody takes it later.
+1. An operation that takes an operand element by element writes its result into it, where the operand is as large and nobody takes it later. A result that a
+   later operation must write into, as a loop does, has a buffer of its own.
 2. The memory of an output is set aside before the program begins, and holds temporaries until the output is made: the largest first, each in the smallest
    output that has room and is free at that time. Of temporaries that are as large, the one that XLA's order of dependence has first.
 
@@ -27,7 +28,7 @@ ELEMENTWISE = frozenset(
 
 
 def reused(ranges: LiveRanges, held: Iterable[Held]) -> Iterator[Held]:
-    """What a program for a GPU holds: temporaries that are written over one another are one, and those in the memory of an output take none of their own."""
+    """The buffers of a program for a GPU: temporaries that are written over one another are one, and those in the memory of an output take none of their own."""
     held = list(held)
     at = {ranges.buffer(value): each for each in held for value in each.values}
     becomes = _write_in_place(ranges, at)
@@ -66,8 +67,12 @@ def _write_in_place(ranges: LiveRanges, at: dict[Position, Held]) -> dict[int, H
     for op in ranges.ran:
         now = ranges.when[op.id]
         for index in leaves(op.shape):
-            new, made = at.get(ranges.buffer((op.id, index))), ranges.range_of((op.id, index))
-            if new is None or made is None or made.start != now or new.live.kind == "argument":
+            new = at.get(ranges.buffer((op.id, index)))
+            if (
+                new is None
+                or new.live.kind == "argument"
+                or ranges.made[ranges.buffer((op.id, index))] != [(op.id, index)]
+            ):
                 continue
             for number, operand in enumerate(op.operands):
                 old = at.get(ranges.buffer((operand, ())))

@@ -141,8 +141,10 @@ def instruction(number, opcode, operands=(), called=(), parameter=0, dtype="floa
     return message(f2=opcode.encode(), f3=shape, f9=parameter, f35=number, f36=list(operands), f38=list(called))
 
 
-def module_of(*instructions, root):
-    return hlo.Module.read(message(f3=message(f2=list(instructions), f5=1, f6=root), f6=1))
+def module_of(*instructions, root, order=()):
+    """A program of one computation; ``order`` is its schedule."""
+    schedule = message(f1=message(f1=1, f2=message(f1=list(order)))) if order else b""
+    return hlo.Module.read(message(f3=message(f2=list(instructions), f5=1, f6=root), f6=1, f7=schedule))
 
 
 @pytest.mark.parametrize(
