@@ -403,6 +403,33 @@ def remat_updates_can_be_off() -> bool:
     return "graph_updates" in inspect.signature(nnx.remat).parameters
 
 
+class _Off:
+    """False, as a setting of flax, that notes whether anybody asked."""
+
+    asked = False
+
+    def __bool__(self) -> bool:
+        self.asked = True
+        return False
+
+
+@contextlib.contextmanager
+def remat_without_updates() -> Iterator[Callable[[], bool]]:
+    """Let `nnx.remat` take ``graph_updates=False`` for a while where its caller names no other, and give a function that says whether anybody called it.
+
+    It changes the default of the function, which everybody has who imported it by name; a function that `nnx.remat` made before stays as it is.
+    What is traced meanwhile is forgotten. No public way for `nnx.remat` alone. From flax 0.12.6 on, tried on 0.12.8 and 0.12.12.
+    """
+    off = _Off()
+    defaults: dict[str, Any] = nnx.remat.__kwdefaults__ or {}
+    jax.clear_caches()  # a jit that traced the function before would not call it again
+    try:
+        with mock.patch.dict(defaults, graph_updates=off):
+            yield lambda: off.asked
+    finally:
+        jax.clear_caches()
+
+
 @contextlib.contextmanager
 def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
     """Let flax treat the tracers of these traces as arrays for a while where it looks at the attributes of a module, as in a plain call.

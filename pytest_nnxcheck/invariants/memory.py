@@ -42,9 +42,9 @@ def of_program(ran: Ran, memory: Memory, bound: Bound) -> Iterator[Finding]:
     copies, call, state = ran.observation.copies, ran.profile.program, ran.profile.copied_bytes
     figures = Figures(memory.split, bound, state, ran.profile.devices, cause(ran))
     if memory.peak > bound.budget:
-        yield PeakOverBudget(figures=figures)
+        yield PeakOverBudget(figures=figures, handed_back=copies.handed_back)
     if bound.default and copies.count(state):
-        yield StateCopied(figures=figures, bytes=copies.bytes)
+        yield StateCopied(figures=figures, handed_back=copies.handed_back, bytes=copies.bytes)
     if bound.default and captures(ran):
         yield ConstantsCaptured(figures=replace(figures, cause=captured_cause(call)), bytes=captured_bytes(call))
 
@@ -125,11 +125,40 @@ CURES: dict[PeakCause, str] = {
 }
 """The change to make for each cause of a peak."""
 
-DONATE = (
-    "donate {names} as well: with donate={donate!r} the nesting holds, at a peak of {peak}; in your own code"
-    " nnx.jit(f, donate_argnames=...)"
-)
-"""The change to make where a nesting holds with more arguments donated."""
+OTHERWISE: dict[PeakCause, PeakCause] = {"scan writes back, remat": "scan writes back, checkpoint"}
+"""The cause whose cure is the next best one where that of a cause does not help."""
+
+FORWARDED: tuple[PeakCause, ...] = ("scan writes back", "scan writes back, checkpoint")
+"""The causes whose cure is the program that was compiled to measure the copies: parameters go into its loops, and never come out."""
+
+DONATE = "donate {names} as well: donate={donate!r} here, and nnx.jit(f, donate_argnames=...) in your own code"
+"""The change to make where more arguments can be donated."""
+
+
+def cause_of(findings: Sequence[Finding]) -> PeakCause:
+    """The first known cause of the findings: that of the CPU's peak, which is that of a target's copies."""
+    causes = [each.figures.cause for each in findings if isinstance(each, OnCpu)]
+    causes += [each.cause for each in findings if isinstance(each, CopiedOnTarget)]
+    return next(filter(None, causes), "")
+
+
+def cured_otherwise(findings: Sequence[Finding]) -> str:
+    """The next best hint where the change for the cause of the findings does not help; empty if there is none."""
+    if not (cause := OTHERWISE.get(cause_of(findings), "")):
+        return ""
+    first, *others = (
+        replace(each, figures=replace(each.figures, cause=cause)) if isinstance(each, OnCpu) else each
+        for each in findings
+    )
+    return first.words(others).hint
+
+
+def tried(before: int, after: int, *, enough: bool = True) -> str:
+    """The words behind a hint whose change was made and compiled: the peaks without it and with it."""
+    sizes = [format_bytes(size) for size in (before, after)]
+    if sizes[0] == sizes[1]:
+        sizes = [format_bytes(size, decimals=3) for size in (before, after)]
+    return f" (tried: peak {sizes[0]} -> {sizes[1]}{'' if enough else ', which is not enough'})"
 
 
 class OfPeak(Finding):
@@ -145,12 +174,13 @@ class OfPeak(Finding):
         # Without figures of the CPU, which show it, the budget of a target has a row of its own.
         passes = passing(findings)
         figures = totals(on_cpu[0], passes) if on_cpu else [*map(budget, bounds[:1]), *passes]
-        # Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target.
-        causes = [figures.cause for figures in on_cpu] + [
-            each.cause for each in findings if isinstance(each, CopiedOnTarget)
-        ]
-        cures = [CURES[cause] for cause in causes if cause]
-        cures += [each.cure() for each in findings if isinstance(each, DoesNotFit)]
+        cause = cause_of(findings)
+        # Advice for the cause, or on how to fit a target.
+        cures = [CURES[cause]] if cause else [each.cure() for each in findings if isinstance(each, DoesNotFit)]
+        handed_back = max((each.handed_back for each in findings if isinstance(each, OnCpu)), default=0)
+        if cause in FORWARDED and handed_back:
+            peak = on_cpu[0].split.peak
+            cures = [cure + tried(peak, peak - handed_back) for cure in cures]
         rows = [("", each.sentence()) for each in others]
         return Words(self.sentence(), [*rows, *figures], next(iter(cures), ""))
 
@@ -160,6 +190,8 @@ class OnCpu(OfPeak):
     """A finding about a program on the CPU."""
 
     figures: Figures
+    handed_back: int = 0
+    """Bytes that the same program does not hold if its loops hand nothing back unchanged: it was compiled to measure the copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

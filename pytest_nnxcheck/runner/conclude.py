@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -21,12 +20,12 @@ from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import BodyFinished, FindingOnTarget, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import counted, first_line, format_bytes, row, some
-from pytest_nnxcheck.engine.example import Handed
-from pytest_nnxcheck.invariants.memory import DONATE, ConstantsCaptured
+from pytest_nnxcheck.core.text import counted, first_line, row, some
+from pytest_nnxcheck.engine.example import Handed, Memo
+from pytest_nnxcheck.invariants.memory import ConstantsCaptured
 from pytest_nnxcheck.invariants.tracers import asks_to_hand_on
 from pytest_nnxcheck.reporting import report
-from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner import cures, strategies
 from pytest_nnxcheck.runner.execution import Body, add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
 
@@ -124,7 +123,7 @@ def neighbours(nesting: Nesting, settings: Settings, exclusions: strategies.Excl
 
 
 def run_around(run: Run, nesting: Nesting) -> None:
-    """Add the neighbours that hold to the outcome of a nesting that did not hold; a replay runs no other nesting."""
+    """Add the neighbours that hold to the outcome of a nesting that did not hold, and try its cures; a replay runs no other nesting."""
     body, outcome = run.bodies.get(nesting), run.outcomes.get(nesting)
     if body is None or outcome is None:
         return
@@ -134,11 +133,13 @@ def run_around(run: Run, nesting: Nesting) -> None:
             found = unlike_own(lambda handed: run.executor.unchecked(body, nesting.mode, handed))
             run.outcomes[nesting] = replace(outcome, explained=(*outcome.explained, *found))
         return
-    if run.settings.nesting is not None:
-        return
     on_targets = outcome.evidence is not None and outcome.evidence.targets
     # By default targets compile the plain jit alone: a way out must have been compiled for them too.
     settings = replace(run.settings, effort="thorough") if on_targets else run.settings
+    outcome = cures.measured(outcome, settings, lambda settings: _cured(run, nesting, settings, body))
+    run.outcomes[nesting] = outcome
+    if run.settings.nesting is not None:
+        return
     exclusions = run.exclusions[nesting.mode]
     run.outcomes[nesting] = explain(
         outcome, settings, exclusions, lambda near, settings: _try_out(run, near, settings, body)
@@ -163,10 +164,20 @@ def _try_out(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outc
     return execution.outcomes.get(nesting)
 
 
+def _cured(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outcome | None:
+    """The outcome of the nesting that broke with a cure applied. No known fact of the call is true of it."""
+    memo = Memo(shared_programs=run.memo.shared_programs, same_arguments=run.memo.same_arguments)
+    executor = replace(run.executor, memo=memo, programs=None, publish=nobody)
+    execution = executor.execute(nesting, body, settings)
+    if execution.raised is not None and not isinstance(execution.raised, Exception):
+        raise execution.raised
+    return execution.outcomes.get(nesting)
+
+
 def explain(outcome: Outcome, settings: Settings, exclusions: strategies.Exclusions, try_out: TryOut) -> Outcome:
     """The outcome with the rows of what is near it, and without a hint that was tried and failed: to hand a captured module over.
 
-    The rows are a donation with which it holds, the neighbours that hold, and the way from the un-nested call to the first that fails.
+    The rows are the neighbours that hold, and the way from the un-nested call to the first that fails.
     """
     nesting = outcome.nesting
     near = [(each, try_out(each, settings)) for each in neighbours(nesting, settings, exclusions)[:MOST]]
@@ -188,8 +199,7 @@ def explain(outcome: Outcome, settings: Settings, exclusions: strategies.Exclusi
             break
     if len(steps) > 1:
         rows.append(("steps", ", ".join(steps)))
-    donated = _donation(outcome, settings, try_out)
-    return replace(outcome, violations=violations, explained=(*outcome.explained, *donated, *rows))
+    return replace(outcome, violations=violations, explained=(*outcome.explained, *rows))
 
 
 def hands_on(nesting: Nesting, near: Nesting) -> bool:
@@ -216,21 +226,6 @@ def measures_the_same(broken: Outcome, near: Outcome) -> bool:
     constants = near.nesting.captures and any(isinstance(finding, ConstantsCaptured) for finding in findings)
     same = (near.peak is not None or not compiled) and targets <= measured and not constants
     return same or near.verdict != "held"
-
-
-def _donation(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, str]]:
-    """A hint with more of the arguments donated, where the nesting holds with that: its peak broke the bound."""
-    if not any(violation.invariant == "memory" for violation in outcome.violations):
-        return
-    names = outcome.evidence.reusable if outcome.evidence else ()
-    roots = dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names)
-    more = [",".join(["state", *roots])] if roots and settings.donate == "state" else []
-    for donate in ["state", *more] if settings.donate == "none" else more:
-        result = try_out(outcome.nesting, replace(settings, donate=donate))
-        if result is not None and result.verdict == "held" and result.peak is not None:
-            named = ", ".join(donate.split(",")[1:]) or "the state"
-            yield "hint", DONATE.format(names=named, donate=donate, peak=format_bytes(result.peak))
-            return
 
 
 def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[str, str]]:

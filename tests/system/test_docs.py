@@ -169,6 +169,7 @@ def assert_shown(shown: list[str], real: list[str]) -> None:
     assert [label for label in wanted if label in found] == [label for label in found if label in wanted]
     for message in (shown, real):
         assert any("copy of decoder.blocks.linear.kernel" in row for row in message)
+        assert any("(tried: peak " in row for row in message)
 
 
 def labels(message: list[str]) -> list[str]:

@@ -18,7 +18,6 @@ from cures import CUSTOM_RULES, OWN, Steps, Tied, remembers
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
-from probes import remat_takes_graph_updates
 
 from pytest_nnxcheck import Nesting, Outcome, Report, Violation, check, register_transform
 from pytest_nnxcheck.core.facts import Leak
@@ -145,29 +144,6 @@ def test_a_captured_array_becomes_an_argument():
     found = one(lambda x: x @ captured, numbers((4, 256)), nesting="jit")
     assert hint("captured constant") in flat(str(found))
     assert one(lambda x, table: x @ table, numbers((4, 256)), captured, nesting="jit").ok
-
-
-@pytest.mark.slow
-def test_a_scan_over_remat_is_written_as_the_hint_says():
-    found = call(bugs.call_twice, bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat(), nesting="jit")
-    by_argument = remat_takes_graph_updates()
-    assert found.outcome.violations[0].hint == hint(f"scan writes back, {'remat' if by_argument else 'checkpoint'}")
-    cured = bugs.ScanOverRemat(rngs(), "no_graph_updates" if by_argument else "functional")
-    assert call(bugs.call_twice, cured, *bugs.inputs_scan_over_remat(), nesting="jit").outcome.verdict == "held"
-
-
-def budgeted(subject: Any, *args: Any, **settings: Any) -> Report:
-    return check(subject, *args, transforms="jit", styles="argument", max_depth=1, max_examples=0, **settings)
-
-
-@pytest.mark.slow
-def test_a_peak_that_donation_lowers_below_the_budget():
-    (x,) = bugs.inputs_926()
-    found = budgeted(bugs.ten_convolutions, x, memory_budget=3 * x.nbytes)
-    assert "donate x as well: with donate='state,x' the nesting holds, at a peak of 512.0 KiB" in flat(str(found))
-    assert one(bugs.ten_convolutions, x, nesting="jit", donate="state,x", memory_budget=3 * x.nbytes).ok
-    # Nothing to say where donation does not help, or where all is donated.
-    assert "donate x" not in str(budgeted(bugs.ten_convolutions, x, memory_budget=x.nbytes))
 
 
 # --- donation

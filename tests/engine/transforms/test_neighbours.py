@@ -15,7 +15,6 @@ from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from hypothesis import given
 
 from pytest_nnxcheck import InvariantViolation, Nesting, Outcome, Violation, assert_invariants, check
-from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import impossible
 from pytest_nnxcheck.core.notes import MergedVariables
 from pytest_nnxcheck.core.settings import Settings, merge
@@ -105,30 +104,6 @@ def test_the_rows():
     )
     nothing, _ = outcomes()
     assert rows_of(violated, nothing) == ()
-
-
-def test_a_donation_is_tried_only_where_an_input_can_be_reused():
-    asked = []
-
-    def try_out(near: Nesting, settings: Settings) -> Outcome | None:
-        asked.append(settings.donate)
-        return Outcome(near, "held", peak=8) if settings.donate == "state,x,cache" else None
-
-    over = Outcome(
-        Nesting.parse("jit"),
-        "violated",
-        (Violation("memory", "over the budget"),),
-        peak=16,
-        evidence=Evidence(reusable=("x", "cache['k']", "cache['v']")),
-    )
-    hint = conclude.explain(over, EVERY, OPEN, try_out).explained[0]
-    assert hint[0] == "hint"
-    assert hint[1].startswith(
-        "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B"
-    )
-    asked.clear()
-    conclude.explain(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
-    assert "state,x,cache" not in asked
 
 
 # --- in a run
