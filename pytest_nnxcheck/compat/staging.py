@@ -217,6 +217,18 @@ def policy_names(policy: Any) -> frozenset[str]:
     return frozenset(named.union(*(policy_names(inner) for inner in kept if callable(inner))))
 
 
+def policy_saves(policy: Any, eqn: Any) -> bool:
+    """True if a policy of `jax.checkpoint` saves or offloads what an equation makes, or if it raises.
+
+    A policy is called as `jax.checkpoint` documents; the answers that are no `bool` have no public name. Tried on all versions.
+    """
+    try:
+        answer = policy(eqn.primitive, *(var.aval for var in eqn.invars), **eqn.params)
+    except Exception:  # noqa: BLE001 - it is the user's, and says no more here than that it does something
+        return True
+    return bool(answer) and type(answer).__name__ != "RecomputeType"
+
+
 def compiler_options() -> dict[str, Any] | None:
     """Options for optimization level 0, which on the CPU gives the same buffers in half the time (1290 programs, all versions)."""
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None

@@ -202,7 +202,7 @@ def held_twice(
 
 
 def guarded_at_peak(facts: Sequence[GuardedWrite], live: Sequence[Buffer], sizes: Sizes) -> Iterator[GuardedWrite]:
-    """The guarded writes that XLA does not make in place: more arrays of the type are there than the program needs, one of the line among them.
+    """The guarded writes that XLA does not make in place: more arrays of the type are there than the program needs, one of the line among them, or a copy that has none.
 
     It needs no new one for a leaf of the state, which is donated, and one for each other array.
     """
@@ -210,7 +210,7 @@ def guarded_at_peak(facts: Sequence[GuardedWrite], live: Sequence[Buffer], sizes
         arrays = {other.array for other in facts if other.type == fact.type}
         needed = fact.bytes * sum(array not in range(sizes.leaves) for array in arrays)
         size = min(at_peak(live, (fact.type,), "output") - needed, fact.bytes * len(arrays))
-        of_line = any(held.shape == fact.type and fact.line in held.stack for held in live)
+        of_line = any(held.shape == fact.type and (fact.line in held.stack or not held.stack) for held in live)
         if size >= max(FLOOR, SHARE * sizes.state) and of_line:
             yield replace(fact, array=0, bytes=size)
 

@@ -31,9 +31,9 @@ TWICE = {
     "cut and joined again": "cut and joined again; write into the whole, in place",
     "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
     "permuted": "in another order for a loop; pick a step's part inside, by its index",
-    "cast for a loop": "in another dtype, cast before a loop for all its steps; keep them in that dtype, or make them the stack of a scan and cast"
-    " a step's part inside",
-    "widened": "in a wider dtype; keep them in that, or cast what is computed of them",
+    "cast for a loop": "in another dtype, cast before a loop for all its steps; keep the weights in that dtype, or scan over a stack of them and"
+    " cast a step's part inside",
+    "widened": "in a wider dtype; keep the weights in that, or cast what is computed of them",
 }
 """The reasons why all of a leaf is in memory once more, each with the change to make."""
 
@@ -147,12 +147,13 @@ def casts(level: Level) -> Iterator[HeldTwice]:
 
 
 def names_nothing(jaxpr: Any) -> Iterator[NamesNothing]:
-    """The remats whose policy names values, of names that no value has."""
+    """The remats whose policy is for names that no value has, and saves nothing else either."""
     every = [*flow.all_equations(jaxpr)]
     known = {eqn.params["name"] for eqn in every if eqn.primitive.name == "name"}
     for eqn in every:
-        names = staging.policy_names(eqn.params.get("policy")) if eqn.primitive.name in REMATS else frozenset()
-        if names and not names & known:
+        policy = eqn.params.get("policy") if eqn.primitive.name in REMATS else None
+        names = staging.policy_names(policy)
+        if names and not names & known and not any(staging.policy_saves(policy, each) for each in every):
             yield NamesNothing(graph.equation_line(eqn), *(tuple(map(repr, sorted(each))) for each in (names, known)))
 
 
