@@ -1,4 +1,4 @@
-"""What the forward part of a program makes and its backward part reads, by the user's line: values that are in memory from one to the other."""
+"""Values that the forward part of a program makes and its backward part reads, by the user's line: they are in memory from one to the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SavedLine:
     scanned: bool
     """True if a scan stacks them, one for each of its steps."""
     largest: int = 0
-    """Of values that remats compute again: the bytes of the largest remat. The others need no memory before that is over."""
+    """The bytes of the largest remat, for values that remats compute again; 0 for others. One remat needs its values, and the next can wait."""
     repeated: bool = False
     """True if the line runs several times: in a loop, or called from several places."""
     handed: int = 0
