@@ -34,9 +34,7 @@ _PLACED: ContextVar[dict[str, None]] = ContextVar("placed")
 
 def differentiates(call: Call) -> bool:
     """True if the call, or its nesting, takes a gradient."""
-    jaxpr = call.profile.program.jaxpr
-    inside = jaxpr is not None and any(map(graph.is_of_derivative, flow.all_equations(jaxpr)))
-    return inside or any(layer.row.pair == "gradients" for layer in call.nesting.layers)
+    return call.profile.training.differentiates or any(layer.row.pair == "gradients" for layer in call.nesting.layers)
 
 
 def layers_of(call: Call) -> tuple[type, ...]:
