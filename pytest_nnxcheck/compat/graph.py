@@ -23,7 +23,7 @@ from jax.tree_util import DictKey, tree_flatten_with_path
 
 from pytest_nnxcheck.compat.arrays import describe, in_type, is_held_ref, is_ref, value_of
 from pytest_nnxcheck.compat.flax_modes import iter_graph, mode_flags, split
-from pytest_nnxcheck.compat.owner import is_library_file, surrounds
+from pytest_nnxcheck.compat.owner import is_library_file, of_file, surrounds
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -257,6 +257,50 @@ def equation_line(eqn: Any) -> str:
 def is_of_derivative(eqn: Any) -> bool:
     """True if an equation of a jaxpr is a part of a derivative. No public way: jax 0.6 and newer write their transforms into the names of equations."""
     return bool(re.search(r"jvp\(|transpose\(", str(_read(_read(eqn, "source_info"), "name_stack"))))
+
+
+def frames_of_call(eqn: Any) -> tuple[tuple[str, int], ...]:
+    """(file, line) of the frames of the call that made a jaxpr's equation, from the user's innermost one outwards; empty where jax kept none.
+
+    A line of an installed package counts where there is none of the user's. The frames end where jax runs the function that the user's are in.
+    No public way; all versions.
+    """
+    traceback = _read(_read(eqn, "source_info"), "traceback")
+    every = traceback.frames if traceback is not None else ()
+    inside = [*itertools.takewhile(lambda frame: not surrounds(frame.file_name), every)]
+    owners = [of_file(frame.file_name) for frame in inside]
+    first = next((owners.index(whose) for whose in ("user", "installed") if whose in owners), len(inside))
+    end = next((number for number in range(first, len(inside)) if owners[number] == "jax"), len(inside))
+    return tuple((frame.file_name, frame.line_num) for frame in inside[first:end])
+
+
+def is_jit_of_library(eqn: Any, inner: Any) -> bool:
+    """True if an equation calls a jitted function that is not the user's: jax keeps the trace of its first call, and the lines of that call.
+
+    No public way; all versions.
+    """
+    name = eqn.params.get("name")
+    tracebacks = (_read(_read(each, "source_info"), "traceback") for each in inner.eqns)
+    frames = (frame for traceback in tracebacks if traceback is not None for frame in traceback.frames)
+    files = (frame.file_name for frame in frames if name and frame.function_name.rpartition(".")[2] == name)
+    return of_file(next(files, "")) not in ("user", "python")
+
+
+def is_backward(eqn: Any) -> bool:
+    """True if an equation of a jaxpr is of the backward part of a derivative.
+
+    No public way: jax 0.7 and newer name the equations, as tried on 0.10 and 0.12. On 0.4.33, 0.5.3 and 0.6.2 a scan in the other direction is
+    taken for one, and a remat that computes something again.
+    """
+    if jax.__version_info__ < (0, 7):
+        inner = getattr(eqn.params.get("jaxpr"), "eqns", ()) if eqn.params.get("differentiated") else ()
+        return (eqn.primitive.name == "scan" and bool(eqn.params["reverse"])) or any(map(is_recomputed, inner))
+    return "transpose(" in str(_read(_read(eqn, "source_info"), "name_stack"))
+
+
+def is_recomputed(eqn: Any) -> bool:
+    """True if an equation inside of a differentiated remat computes values of the forward part again. No public way; all versions."""
+    return "rematted_computation" in str(_read(_read(eqn, "source_info"), "name_stack"))
 
 
 def is_graph_node(value: object) -> bool:

@@ -205,6 +205,30 @@ def without_leak_check() -> contextlib.AbstractContextManager[object]:
     return off
 
 
+def policy_names(policy: Any) -> frozenset[str]:
+    """The names of values that a policy of `jax.checkpoint` is about, such as those of ``save_only_these_names``; none for any other policy.
+
+    No public way: a function keeps them in its closure, an object of jax 0.10 in its attributes. Tried on all versions.
+    """
+    cells = [cell.cell_contents for cell in getattr(policy, "__closure__", None) or ()]
+    kept = [*cells, *getattr(policy, "__dict__", {}).values()]
+    found = (value for value in kept if isinstance(value, frozenset | set | tuple | list))
+    named = {name for value in found for name in value if isinstance(name, str)}
+    return frozenset(named.union(*(policy_names(inner) for inner in kept if callable(inner))))
+
+
+def policy_saves(policy: Any, eqn: Any) -> bool:
+    """True if a policy of `jax.checkpoint` saves or offloads what an equation makes, or if it raises.
+
+    A policy is called as `jax.checkpoint` documents; the answers that are no `bool` have no public name. Tried on all versions.
+    """
+    try:
+        answer = policy(eqn.primitive, *(var.aval for var in eqn.invars), **eqn.params)
+    except Exception:  # noqa: BLE001 - it is the user's, and says no more here than that it does something
+        return True
+    return bool(answer) and type(answer).__name__ != "RecomputeType"
+
+
 def compiler_options() -> dict[str, Any] | None:
     """Options for optimization level 0, which on the CPU gives the same buffers in half the time (1290 programs, all versions)."""
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
@@ -224,7 +248,7 @@ def unfused_options() -> dict[str, Any] | None:
     }
 
 
-SCAN, WHILE, COND = "scan", "while", "cond"
+SCAN, WHILE, COND, SELECT = "scan", "while", "cond", "select_n"
 
 LOOPS = frozenset({SCAN, WHILE})
 

@@ -37,6 +37,11 @@ def some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join([*unique[:most], *(["..."] if len(unique) > most else [])])
 
 
+def at_line(line: str) -> str:
+    """The user's line behind a sentence; nothing where there is none."""
+    return f" ({line})" if line else ""
+
+
 def counted(count: int, noun: str) -> str:
     """``1 nesting``, ``3 nestings``."""
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar
 
+import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import graph
@@ -16,6 +17,7 @@ from pytest_nnxcheck.compat.owner import of_frame
 from pytest_nnxcheck.core.text import counted, some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.subject.copies import variables_in
+from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -58,36 +60,42 @@ def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
     """
     subject, donated = ran.call.subject, {move.before.path for move in ran.observation.moves}
     changed = {path for path in ran.profile.state.changed if subject.path(path) in donated}
-    variables = {
-        id(variable): subject.path(path) for path, variable in graph.variables(subject.state) if path in changed
-    }
     arrays = {id(value): subject.path(path) for path, value in graph.raw_leaves(subject.state) if path in changed}
     for array in subject.inputs:
         arrays.pop(id(array), None)  # of an input the donation is judged
     if not arrays:
         return ()
-    names = [*locals_of_body(inspect.currentframe())]
-    own = [variable for _, variable in graph.variables(subject.state)]
-    found = walk([*names, *subject.roots(subject.state)], left_out=own)
+    variables = dict(graph.variables(subject.state))
+    # A tree in a Variable, such as an average, is opened: no leaf of it is judged.
+    judged = [variable for variable in variables.values() if isinstance(graph.variable_value(variable), jax.Array)]
+    found = walk([*locals_of_body(inspect.currentframe()), *subject.roots(subject.state)], left_out=judged)
     held: dict[str, list[str]] = {}
     for path, array in found.arrays:
         if id(array) in arrays:
             held.setdefault(re.split(r"[.\[]", path, maxsplit=1)[0], []).append(arrays[id(array)])
-    notes: list[SnapshotHeld | SnapshotShared] = [SnapshotHeld(name, tuple(paths)) for name, paths in held.items()]
-    for name, value in names:
-        shared = (
-            tuple(variables[id(each)] for each in variables_in(value) if id(each) in variables)
-            if isinstance(value, nnx.State)
-            else ()
-        )
-        if shared:
-            notes.append(SnapshotShared(name, shared))
-    return tuple(notes)
+    states = {
+        str(name): value for name, (value, _), _ in found.places.of(snapshot.ATTRIBUTES) if isinstance(value, nnx.State)
+    }
+    # A Variable that no more than a state holds is its own.
+    others = walk(subject.roots(subject.state), left_out=states.values()).nodes if states else []
+    written = {id(variables[path]) for path in changed}
+    names = {id(node): str(name) for name, node in others if id(node) in written}
+    shared = {
+        name: tuple(names[id(variable)] for variable in variables_in(state) if id(variable) in names)
+        for name, state in states.items()
+    }
+    return (
+        *(SnapshotHeld(name, tuple(paths)) for name, paths in held.items()),
+        *(SnapshotShared(name, paths) for name, paths in shared.items() if paths),
+    )
 
 
 def locals_of_body(frame: FrameType | None) -> Iterator[tuple[str, object]]:
-    """The local variables of the user's functions that made the call: those of the body, the innermost first."""
+    """The local variables of the user's functions that made the call: those of the body, the innermost first.
+
+    The temporary values of an ``assert`` that pytest rewrote have names that no one can write.
+    """
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in ("_pytest", "pluggy"):
         if of_frame(frame) == "user" and frame.f_code.co_name != "<module>":
-            yield from frame.f_locals.items()
+            yield from (each for each in frame.f_locals.items() if each[0].isidentifier())
         frame = frame.f_back

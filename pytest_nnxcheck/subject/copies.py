@@ -81,7 +81,7 @@ class CopyWatch:
 
     trace: object = field(default_factory=object)
     written: dict[Path, Write] = field(default_factory=dict)
-    """The first write to a copy of each Variable."""
+    """The last write to a copy of each Variable."""
     returned: set[Path] = field(default_factory=set)
     """The Variables that the call returns a copy of."""
     _paused: int = 0
@@ -125,7 +125,7 @@ class CopyWatch:
         if self._paused or not isinstance(mark, Mark) or mark != Mark(self.trace):
             return
         is_copy = mark.original not in (0, id(variable)) and mark.kind is type(variable)
-        if is_copy and mark.path not in self.written and not isinstance(variable, nnx.Intermediate):
+        if is_copy and not isinstance(variable, nnx.Intermediate):
             place = where_written(inspect.currentframe())
             self.written[mark.path] = Write(mark.path, *place, random=isinstance(variable, nnx.RngState))
 
@@ -175,7 +175,6 @@ def where_written(frame: FrameType | None) -> tuple[str, str, str]:
             line = line or here
             if transform.startswith("jax."):
                 return line, transform, here
-            transform = ""
         elif is_of_jax_or_flax(frame) and (name := frames.called(frame)):
             # Those of flax call those of jax: the outermost is the one that the user calls.
             transform = spelled(name) if of_frame(frame) == "jax" else "nnx"

@@ -102,3 +102,49 @@ def test_a_call_that_writes_nothing_or_donates_nothing():
     assert notes(step, model, donate="none") == []
     assert notes(step, model, transforms="scan") == []
     del kept
+
+
+class Average(nnx.Module):
+    """Keeps an average of the parameters, from a state that it gets."""
+
+    def __init__(self, state):
+        self.state = getattr(nnx, "data", lambda value: value)(state)
+
+
+class AverageInVariable(nnx.Module):
+    """The same, as one tree in a Variable."""
+
+    def __init__(self, state):
+        self.state = nnx.Variable(nnx.to_pure_dict(state) if hasattr(nnx, "to_pure_dict") else state.to_pure_dict())
+
+
+def step_and_read(model, average):
+    step(model)
+    held = average.state.value if isinstance(average.state, nnx.Variable) else average.state
+    return sum(leaf.sum() for leaf in jax.tree.leaves(held))
+
+
+NO_COPIES = {Average: "average.state is no snapshot", AverageInVariable: "average holds 1 array of the state"}
+
+
+takes_states = pytest.mark.skipif(
+    not hasattr(nnx, "data"), reason="before flax 0.12 a module takes no state as an attribute"
+)
+
+
+@pytest.mark.parametrize("keep", [pytest.param(Average, marks=takes_states), AverageInVariable])
+def test_a_module_keeps_the_state_of_the_model_as_its_average(keep):
+    model = linear()
+    (note,) = notes(step_and_read, model, keep(nnx.state(model)))
+    assert note.startswith(NO_COPIES[keep])
+    assert "model.kernel" in note
+    assert notes(step_and_read, model, keep(jax.tree.map(jnp.copy, nnx.state(model)))) == []
+
+
+@takes_states
+def test_a_module_may_keep_its_parameters_in_a_state():
+    def step(model):
+        kernel = model.state["kernel"]
+        kernel.value = kernel.value * 0.9
+
+    assert notes(step, Average(nnx.state(linear()))) == []

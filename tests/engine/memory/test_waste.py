@@ -8,17 +8,18 @@ import pytest
 from checking import line
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.invariants.advice import waste
+from pytest_nnxcheck.jaxprs.waste import HeldTwice, waste
 
 
 def facts_of(call, *args):
-    """All facts; the first output takes the place of the first input."""
-    return waste(staging.open_jaxpr(jax.make_jaxpr(call)(*args)), {0: 0})
+    """All leaves that are held twice; the first output takes the place of the first input."""
+    facts = waste(staging.open_jaxpr(jax.make_jaxpr(call)(*args)), {0: 0})
+    return [fact for fact in facts if isinstance(fact, HeldTwice)]
 
 
 def held_twice(call, *args):
     """Operations and leaves."""
-    return [(fact.operation, *fact.leaves) for fact in facts_of(call, *args).twice]
+    return [(fact.operation, *fact.leaves) for fact in facts_of(call, *args)]
 
 
 BARRIER = jax.lax.optimization_barrier
@@ -62,15 +63,33 @@ def test_the_line_is_that_of_what_needs_both():
         new, early = w.at[3].set(x), w[5]
         return new, early, w @ jnp.tanh(new @ x)
 
-    (fact,) = facts_of(reads, jnp.ones((8, 8)), jnp.ones(8)).twice
+    (fact,) = facts_of(reads, jnp.ones((8, 8)), jnp.ones(8))
     assert fact.line == line(reads, "return new")
 
 
-def test_part_of_a_leaf_and_what_was_computed_are_no_recast():
+def casts(call, *args):
+    """Operations that give all of an input in another dtype, and their types."""
+    return [(fact.operation, *fact.types) for fact in waste(staging.open_jaxpr(jax.make_jaxpr(call)(*args)), {})]
+
+
+def test_a_leaf_in_another_dtype_counts_where_it_is_wider_or_a_loop_needs_it():
     w = jnp.ones((4, 4), jnp.bfloat16)
-    assert len(facts_of(lambda w: w.astype(jnp.float32), w).recasts) == 1
-    assert facts_of(lambda w: w[0].astype(jnp.float32), w).recasts == ()
-    assert facts_of(lambda w: (w + 1).astype(jnp.float32), w).recasts == ()
+    assert casts(lambda w: w.astype(jnp.float32), w) == [("widened", "float32[4,4]")]
+    narrows = w.astype(jnp.float32)
+    assert casts(lambda w: w.astype(jnp.bfloat16), narrows) == [], "mixed precision"
+    assert casts(
+        lambda w: LOOP(0, 4, lambda _, x: x @ w.astype(jnp.bfloat16), jnp.ones((4, 4), jnp.bfloat16)), narrows
+    ) == [("cast for a loop", "bfloat16[4,4]")]
+    assert (
+        casts(lambda w: LOOP(0, 4, lambda k, x: x * w[k].astype(jnp.bfloat16), w[0].astype(jnp.bfloat16)), narrows)
+        == []
+    )
+
+
+def test_part_of_a_leaf_and_what_was_computed_are_no_cast():
+    w = jnp.ones((4, 4), jnp.bfloat16)
+    assert casts(lambda w: w[0].astype(jnp.float32), w) == []
+    assert casts(lambda w: (w + 1).astype(jnp.float32), w) == []
     for dtype in (jnp.int16, jnp.float8_e4m3fn):
-        assert facts_of(lambda w: w.astype(jnp.float32), w.astype(dtype)).recasts == (), "quantized on purpose"
+        assert casts(lambda w: w.astype(jnp.float32), w.astype(dtype)) == [], "quantized on purpose"
     assert staging.REMATS <= staging.CALLS, "looked into"

@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.nesting import Misfit, MisfitKind
 from pytest_nnxcheck.core.notes import FACTS, CapturedBy, CapturedNode, Fact, FactKind, texts
 from pytest_nnxcheck.core.peak import Bound, Figures, OnTarget, PeakLine, Split
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.invariants.advice import HeldTwice, MemoryWasted
+from pytest_nnxcheck.invariants.advice import MemoryWasted
 from pytest_nnxcheck.invariants.donation import LostBuffer, LostOnTarget, ViewedBuffer
 from pytest_nnxcheck.invariants.memory import (
     ConstantsCaptured,
@@ -30,6 +30,7 @@ from pytest_nnxcheck.invariants.memory import (
 from pytest_nnxcheck.invariants.parity import ValueDiffers
 from pytest_nnxcheck.invariants.tracers import StateTouched, TracerLeft
 from pytest_nnxcheck.invariants.updates import ReadStale, WriteLost
+from pytest_nnxcheck.jaxprs.waste import HeldTwice
 from pytest_nnxcheck.reporting import earlier, left_out, memory_breakdown, records, report, target_rows
 from pytest_nnxcheck.reporting.violations import worded
 from pytest_nnxcheck.subject.copies import Read, Write

@@ -1,0 +1,183 @@
+"""Values that the forward part of a program makes and its backward part reads, by the user's line: they are in memory from one to the other."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck.compat import graph, staging
+from pytest_nnxcheck.compat.arrays import describe, nbytes
+from pytest_nnxcheck.compat.staging import CALLS, REMATS, SCAN
+from pytest_nnxcheck.core.text import at_line, format_bytes, near
+from pytest_nnxcheck.jaxprs import flow
+
+
+@dataclass(frozen=True, slots=True)
+class SavedLine:
+    """The values of one line that the forward part of a program makes and the backward part reads. Bytes of one device."""
+
+    line: str
+    """The user's ``path:line``, that of the loop for values that a loop stacks; empty where jax kept none."""
+    bytes: int
+    """The sum of all values."""
+    kept: int
+    """The part of it that is saved with `jax.checkpoint` too: what remats take, and what scans carry."""
+    types: tuple[str, ...]
+    """The types of the arrays."""
+    scanned: bool
+    """True if a scan stacks them, one for each of its steps."""
+    largest: int = 0
+    """The bytes of the largest remat, for values that remats compute again; 0 for others. One remat needs its values, and the next can wait."""
+    repeated: bool = False
+    """True if the line runs several times: in a loop, or called from several places."""
+    handed: int = 0
+    """As advice: the bytes of all that goes into the call and comes out of it."""
+
+    def words(self) -> str:
+        more = f"more than state, inputs and outputs together, {format_bytes(self.handed)}"
+        if self.largest:
+            why, cure = (
+                "several remats compute their values again at once",
+                "run the blocks in a scan, which holds those of one",
+            )
+        elif self.scanned:
+            why, cure = (
+                "the steps of a scan save it for the backward pass",
+                "wrap its body in nnx.remat, or let the policy save less",
+            )
+        else:
+            why = "a line that runs several times saves it for the backward pass"
+            cure = "put the line under nnx.remat, and the loop around it into a scan"
+        return f"{format_bytes(self.bytes)}: {why}, {more}; {cure}{at_line(self.line)}"
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A value of the forward part."""
+
+    aval: Any
+    eqn: Any
+    """The equation with the user's lines of the value."""
+    kept: bool
+    """True if a `jax.checkpoint` around what makes it saves it too."""
+    scanned: bool
+
+
+def saved(jaxpr: Any) -> tuple[SavedLine, ...]:
+    """The values that an open jaxpr saves for its backward part, by line, the largest first; those of remats, and of each loop, apart from the rest.
+
+    Before jax 0.7, which names the backward part, only those that a scan saves for a scan in the other direction, and those inside of remats.
+    """
+    lines: list[SavedLine] = []
+    for root in (jaxpr, *bodies(jaxpr)):
+        remats = [
+            read_backward(staging.open_jaxpr(eqn.params["jaxpr"]), lambda eqn: not graph.is_recomputed(eqn))
+            for eqn in remats_in(root)
+        ]
+        lines += [*by_line([read_backward(root, graph.is_backward)], of_remats=False), *by_line(remats, of_remats=True)]
+    return tuple(sorted(lines, key=lambda line: -line.bytes))
+
+
+def bodies(jaxpr: Any) -> Iterator[Any]:
+    """The jaxprs of the loops and branches inside a jaxpr, whose values are new in each step."""
+    for eqn in flow.all_equations(jaxpr):
+        if eqn.primitive.name not in CALLS:
+            yield from flow.inner_jaxprs(eqn)
+
+
+def remats_in(jaxpr: Any) -> Iterator[Any]:
+    """The differentiated remats of a jaxpr, and of the calls in it."""
+    for eqn in jaxpr.eqns:
+        if eqn.params.get("differentiated"):
+            yield eqn
+        elif (inner := flow.called(eqn)) is not None:
+            yield from remats_in(inner)
+
+
+def read_backward(jaxpr: Any, is_backward: Any) -> list[Value]:
+    """The values that equations of the forward part make, and that one of the backward part takes."""
+    taken: dict[Value, bool] = {}
+
+    def follow(jaxpr: Any, operands: Sequence[Value | None], at: Any) -> list[Value | None]:
+        """The values of the results. What a jitted function of a library makes is of the line that calls it, ``at``."""
+        values = dict(zip(map(id, jaxpr.invars), operands, strict=True))
+        for eqn in jaxpr.eqns:
+            own = [values.get(id(var)) for var in eqn.invars]
+            results: Iterable[Value | None] = ()
+            if is_backward(eqn):
+                for value in own:
+                    if value is not None:
+                        taken[value] = taken.get(value, True) and eqn.primitive.name in REMATS
+            elif (inner := flow.called(eqn)) is not None:
+                results = follow(inner, own, at or (eqn if graph.is_jit_of_library(eqn, inner) else None))
+            else:
+                through, kept = flow.handed_through(eqn), carried(eqn)
+                results = [
+                    Value(var.aval, at or eqn, number in kept, eqn.primitive.name == SCAN) if k is None else own[k]
+                    for number, (var, k) in enumerate(zip(eqn.outvars, through, strict=True))
+                ]
+            values.update(zip(map(id, eqn.outvars), results, strict=False))
+        return [values.get(id(var)) for var in jaxpr.outvars]
+
+    follow(jaxpr, [None] * len(jaxpr.invars), None)
+    for value, by_remats in taken.items():
+        value.kept |= by_remats
+    return [*taken]
+
+
+def carried(eqn: Any) -> frozenset[int]:
+    """The numbers of the outputs of a scan that stack what it carries from step to step."""
+    if eqn.primitive.name != SCAN:
+        return frozenset()
+    consts, carry = staging.scan_layout(eqn)
+    sources = flow.sources(staging.open_jaxpr(eqn.params["jaxpr"]))
+    return frozenset(k for k, source in enumerate(sources) if k >= carry and source in range(consts, consts + carry))
+
+
+def by_line(groups: Iterable[Sequence[Value]], *, of_remats: bool) -> Iterator[SavedLine]:
+    """The values of each line; those of a remat are a group."""
+    lines: dict[tuple[str, bool], list[tuple[int, Value]]] = {}
+    for group, values in enumerate(groups):
+        for value in values:
+            frames = graph.frames_of_call(value.eqn)
+            line = near(f"{frames[0][0]}:{frames[0][1]}") if frames else ""
+            lines.setdefault((line, value.scanned), []).append((group, value))
+    for (line, scanned), found in lines.items():
+        size: dict[int, int] = {}
+        for group, value in found:
+            size[group] = size.get(group, 0) + nbytes(value.aval)
+        yield SavedLine(
+            line,
+            sum(size.values()),
+            sum(nbytes(value.aval) for _, value in found if value.kept),
+            tuple(dict.fromkeys(describe(value.aval) for _, value in found)),
+            scanned,
+            max(size.values()) if of_remats else 0,
+            scanned or runs_again([graph.frames_of_call(value.eqn) for _, value in found]),
+        )
+
+
+def runs_again(stacks: Sequence[Sequence[tuple[str, int]]]) -> bool:
+    """True if a line runs several times: it has several stacks, or a frame of one is in a loop of Python."""
+    return len({*map(tuple, stacks)}) > 1 or any(line in loop_lines(file) for file, line in stacks[0])
+
+
+@functools.lru_cache(maxsize=256)
+def loop_lines(file: str) -> frozenset[int]:
+    """The lines of a file that are in a loop or a comprehension; none if it cannot be read."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    lines = set[int]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.For() | ast.AsyncFor() | ast.While():
+                lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return frozenset(lines)
