@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import jax
@@ -76,6 +77,12 @@ def body(call):
     return step
 
 
+def copy_of(graphdef, state):
+    """Older flax always copies."""
+    copies = {"copy": True} if "copy" in inspect.signature(nnx.merge).parameters else {}
+    return nnx.merge(graphdef, state, **copies)
+
+
 def on_a_copy(transform):
     """``transform(f, x)`` where f calls what `nnx.merge` makes of the state."""
 
@@ -83,7 +90,7 @@ def on_a_copy(transform):
         graphdef, state = nnx.split(model)
 
         def f(x):
-            return nnx.merge(graphdef, state, copy=True)(x)
+            return copy_of(graphdef, state)(x)
 
         return transform(f, x)
 
@@ -92,13 +99,13 @@ def on_a_copy(transform):
 
 def loops(model, x):
     graphdef, state = nnx.split(model)
-    step = body(lambda state, x: nnx.merge(graphdef, state, copy=True)(x))
+    step = body(lambda state, x: copy_of(graphdef, state)(x))
     return jax.lax.fori_loop(0, 1, lambda _, carry: step(carry), (state, x))[1]
 
 
 def loops_while(model, x):
     graphdef, state = nnx.split(model)
-    step = body(lambda state, x: nnx.merge(graphdef, state, copy=True)(x))
+    step = body(lambda state, x: copy_of(graphdef, state)(x))
     return jax.lax.while_loop(lambda carry: carry[1].sum() > 0, step, (state, x))[1]
 
 
@@ -159,7 +166,7 @@ def test_a_state_that_a_transform_stacks_is_handed_back_row_by_row(name, hands_b
         graphdef, state = nnx.split(model)
 
         def f(row):
-            copy = nnx.merge(graphdef, state, copy=True)
+            copy = copy_of(graphdef, state)
             return copy(row), nnx.state(copy) if hands_back else None
 
         y, new = STACKED[name](f, x[None])
