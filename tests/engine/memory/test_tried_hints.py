@@ -203,7 +203,11 @@ class Layered(nnx.Module):
 
     def __call__(self, x):
         for block in self.blocks:
-            x = nnx.remat(Block.__call__, **OFF_BY_ARGUMENT)(block, x) if self.remat else block(x, 1, gelu=True)
+            x = (
+                nnx.remat(lambda block, x: block(x), **OFF_BY_ARGUMENT)(block, x)
+                if self.remat
+                else block(x, 1, gelu=True)
+            )
         return x
 
 
