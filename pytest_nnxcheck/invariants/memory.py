@@ -200,6 +200,8 @@ class OfPeak(Finding):
             peak = on_cpu[0].split.peak
             cures = [cure + tried(peak, peak - handed_back) for cure in cures]
         rows = [("", each.sentence()) for each in others]
+        there = [each.on for each in findings if isinstance(each, DoesNotFit | OverBudgetOnTarget)]
+        figures += [row for on in there for row in target_rows.where(on)]
         return Words(self.sentence(), [*rows, *figures], next(iter(cures), ""))
 
 
