@@ -5,11 +5,12 @@ Bytes are those of one device. Nothing here imports jax, flax, hypothesis or pyt
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -70,6 +71,43 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Live:
+    """A buffer from the first instruction that needs it to the last, by their numbers in program order."""
+
+    bytes: int
+    kind: str
+    """Argument, output, temporary or constant."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The buffers of a program in the order of its instructions; a loop is one of its steps."""
+
+    length: int
+    """The number of instructions."""
+    loops: tuple[tuple[int, int], ...]
+    """The first and the last instruction of each loop's step."""
+    held: tuple[Live, ...]
+
+    @property
+    def peak(self) -> int:
+        """The first instruction at which the most bytes are alive."""
+        total = self.totals()
+        return max(range(self.length + 1), key=total.__getitem__)
+
+    def totals(self, kind: str = "") -> list[int]:
+        """The bytes alive at each instruction, of one kind or of all but constants, which the sums of a compiler do not count."""
+        change = [0] * (self.length + 2)
+        for live in self.held:
+            if live.kind == kind or (not kind and live.kind != "constant"):
+                change[live.start] += live.bytes
+                change[live.end + 1] -= live.bytes
+        return list(itertools.accumulate(change))[:-1]
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """One buffer that is live at the peak."""
 
@@ -99,6 +137,8 @@ class Buffer:
     """The numbers of the arguments that it is made of. They are those of the flat arguments where the program was lowered with ``keep_unused``."""
     broadcast: bool = field(default=False, metadata=UNRECORDED)
     """True if it repeats far fewer elements, and computes nothing."""
+    live: Live | None = field(default=None, metadata=UNRECORDED, compare=False)
+    """The instructions for which it is alive; `None` for a constant that is part of a fusion."""
 
     @property
     def place(self) -> str:
@@ -117,13 +157,18 @@ class Memory(Split):
 
     buffers: tuple[Buffer, ...] = ()
     """The largest first."""
-    named: bool = False
-    """True if this jaxlib gives the buffers; else there are totals only, with the constants unknown (0)."""
+    order: Order | None = field(default=None, compare=False)
+    """All buffers with the time of each; `None` where this jaxlib does not give the program, so that there are totals only, with the constants unknown (0)."""
 
     @property
     def split(self) -> Split:
         """The totals alone."""
         return Split(**self.parts)
+
+    @property
+    def named(self) -> bool:
+        """True if the buffers are known."""
+        return self.order is not None
 
     @property
     def made(self) -> tuple[Buffer, ...]:
@@ -334,11 +379,30 @@ class OnTarget:
     """The effort that the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
     wheel: str = ""
     """The compiler: ``libtpu 0.0.50.1``."""
+    places: tuple[PeakLine, ...] = ()
+    """The lines that hold most of the peak there, largest first."""
+    buffers: tuple[Buffer, ...] = ()
+    """The largest buffers at that peak that are no arguments."""
     seconds: float = field(default=0.0, compare=False)
     """The seconds to lower and compile."""
 
     @classmethod
     def of_json(cls, text: bytes) -> OnTarget:
         """Read one. Raises `LookupError`, `TypeError` or `ValueError`."""
-        found = json.loads(text)
-        return cls(**{**found, "split": found["split"] and Split(**found["split"]), "lost": tuple(found["lost"])})
+        found = _without_lists(json.loads(text))
+        split, places, buffers = found["split"], found["places"], found["buffers"]
+        return cls(
+            **{
+                **found,
+                "split": split and Split(**split),
+                "places": tuple(PeakLine(**place) for place in places),
+                "buffers": tuple(Buffer(**buffer) for buffer in buffers),
+            }
+        )
+
+
+def _without_lists(value: Any) -> Any:
+    """A value that JSON read, with a tuple in place of each list."""
+    if isinstance(value, dict):
+        return {name: _without_lists(item) for name, item in value.items()}
+    return tuple(map(_without_lists, value)) if isinstance(value, list) else value

@@ -20,7 +20,7 @@ from pytest_nnxcheck.compat.compile_cache import canonical, folder_of_compiles
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.peak import OnTarget, Split, least_copy
+from pytest_nnxcheck.core.peak import SHOWN, OnTarget, Split, by_line, least_copy
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import Program
 from pytest_nnxcheck.jaxprs import flow
@@ -93,6 +93,14 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, fits=least <= on.limit)
 
 
+def with_buffers(on: OnTarget, compiled: Any, program: Program) -> OnTarget:
+    """Add the lines and the largest buffers of the peak there, where its compiler gives the program."""
+    gpu = bool(parse_target(on.target).chip.gpu)
+    made = buffers.read(compiled, gpu=gpu).with_names(program.names).made
+    shown = tuple(replace(buffer, live=None) for buffer in made[:SHOWN])
+    return replace(on, places=by_line(made, ())[:SHOWN], buffers=shown)
+
+
 @dataclass(frozen=True, slots=True)
 class OnTargets:
     """Compile the programs of one call for targets."""
@@ -145,7 +153,8 @@ class OnTargets:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.TooLarge as error:
                 return replace(said, effort=effort, fits=False, refused=str(error))
-            return with_totals(donation.told(replace(said, effort=effort), there), there, constants)
+            found = with_totals(donation.told(replace(said, effort=effort), there), there, constants)
+            return with_buffers(found, there, program) if found.split else found
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:

@@ -14,6 +14,7 @@ from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Mo
 from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, OnTarget, PeakCause, Split, least_copy
 from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
 from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.engine import rematted
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants.advice import MemoryWasted, advised
 from pytest_nnxcheck.reporting import memory_breakdown, target_rows
@@ -42,7 +43,7 @@ def of_program(ran: Ran, memory: Memory, bound: Bound) -> Iterator[Finding]:
     copies, call, state = ran.observation.copies, ran.profile.program, ran.profile.copied_bytes
     figures = Figures(memory.split, bound, state, ran.profile.devices, cause(ran))
     if memory.peak > bound.budget:
-        yield PeakOverBudget(figures=figures, handed_back=copies.handed_back)
+        yield PeakOverBudget(figures=figures, handed_back=copies.handed_back, layers=gradient(ran))
     if bound.default and copies.count(state):
         yield StateCopied(figures=figures, handed_back=copies.handed_back, bytes=copies.bytes)
     if bound.default and captures(ran):
@@ -55,11 +56,16 @@ def of_target(on: OnTarget, ran: Ran, bound: Bound | None) -> Iterator[Finding]:
     A multiple of the expected peak is not judged there: a healthy cache takes 1.96 times as much on a TPU, in layouts of its own.
     """
     if not on.fits:
-        yield DoesNotFit(on=on)
+        yield DoesNotFit(on=on, layers=gradient(ran))
     elif bound is not None and bound.asked and (on.peak or 0) > bound.budget:
-        yield OverBudgetOnTarget(on=on, bound=bound)
+        yield OverBudgetOnTarget(on=on, bound=bound, layers=gradient(ran))
     if bound is not None and bound.default and on.copies >= least_copy(on.state):
         yield CopiedOnTarget(on=on, cause=cause(ran))
+
+
+def gradient(ran: Ran) -> Layers:
+    """The layers of a call that takes a gradient; `None` where it takes none."""
+    return rematted.layers_of(ran.call) if rematted.differentiates(ran.call) else None
 
 
 def captures(ran: Ran) -> bool:
@@ -106,6 +112,9 @@ def captured_cause(call: CallProgram) -> PeakCause:
 
 # --- findings
 
+Layers = tuple[type, ...] | None
+"""The classes of the layers of a call that takes a gradient, which saves values of its forward part; `None` where it takes none."""
+
 SCANNED = (
     "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
     " never come out"
@@ -134,12 +143,21 @@ FORWARDED: tuple[PeakCause, ...] = ("scan writes back", "scan writes back, check
 DONATE = "donate {names} as well: donate={donate!r} here, and nnx.jit(f, donate_argnames=...) in your own code"
 """The change to make where more arguments can be donated."""
 
+REMAT_LAYERS = "put {layers} under {remat}: the gradient computes the values inside again, and does not save them"
+"""The change to make where a gradient saves the values inside of layers."""
+
 
 def cause_of(findings: Sequence[Finding]) -> PeakCause:
     """The first known cause of the findings: that of the CPU's peak, which is that of a target's copies."""
     causes = [each.figures.cause for each in findings if isinstance(each, OnCpu)]
     causes += [each.cause for each in findings if isinstance(each, CopiedOnTarget)]
     return next(filter(None, causes), "")
+
+
+def layers_of_gradient(findings: Sequence[Finding]) -> Layers:
+    """The layers of a call that takes a gradient, where a peak is over its bound."""
+    over = (each.layers for each in findings if isinstance(each, PeakOverBudget | DoesNotFit | OverBudgetOnTarget))
+    return next((layers for layers in over if layers is not None), None)
 
 
 def cured_otherwise(findings: Sequence[Finding]) -> str:
@@ -182,6 +200,8 @@ class OfPeak(Finding):
             peak = on_cpu[0].split.peak
             cures = [cure + tried(peak, peak - handed_back) for cure in cures]
         rows = [("", each.sentence()) for each in others]
+        there = [each.on for each in findings if isinstance(each, DoesNotFit | OverBudgetOnTarget)]
+        figures += [row for on in there for row in target_rows.where(on)]
         return Words(self.sentence(), [*rows, *figures], next(iter(cures), ""))
 
 
@@ -197,6 +217,8 @@ class OnCpu(OfPeak):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakOverBudget(OnCpu):
     """More than the budget."""
+
+    layers: Layers = None
 
     def sentence(self) -> str:
         peak, most = self.figures.split.peak, self.figures.bound.budget
@@ -253,6 +275,8 @@ def over_on_target(on: OnTarget, most: int | None) -> tuple[Moment, str]:
 class DoesNotFit(OfPeak, FindingOnTarget):
     """More than a program may use of the memory of a target."""
 
+    layers: Layers = None
+
     def sentence(self) -> str:
         on, limit = self.on, target_rows.limit(self.on)
         figures = f"peak {target_rows.peak(on.peak, on.limit)} of" if on.peak is not None else "it needs more than"
@@ -273,6 +297,7 @@ class OverBudgetOnTarget(OfPeak, FindingOnTarget):
     """More than a budget in bytes allows, on a target."""
 
     bound: Bound
+    layers: Layers = None
 
     def sentence(self) -> str:
         most, on = self.bound.budget, self.on

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pytest_nnxcheck.core.chips import GIB, SHARE, parse_target
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.reporting import memory_breakdown
 
 PADDED, LITTLE = 0.1, 2**20
 """The part of a peak, and the bytes, below which padding is not shown: every compiler pads a little."""
@@ -15,6 +17,13 @@ PADDED, LITTLE = 0.1, 2**20
 def rows(targets: Iterable[OnTarget]) -> tuple[Row, ...]:
     """One row a target: whether the program fits, its copies of the state, the donated leaves that keep their buffer."""
     return tuple((on.target, "; ".join([fit(on), *details(on)])) for on in targets)
+
+
+def where(on: OnTarget) -> Iterator[Row]:
+    """The lines that hold most of the peak on a target, each with its largest buffers."""
+    if on.split is not None and on.places:
+        yield f"on {on.target}", f"peak {peak(on.peak or on.split.peak, on.limit)}; the rows below are of this program"
+        yield from memory_breakdown.where(Evidence(split=on.split, places=on.places, buffers=on.buffers), on.split)
 
 
 def fit(on: OnTarget) -> str:

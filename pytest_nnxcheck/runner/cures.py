@@ -6,16 +6,25 @@ The hint of the message has both peaks then; one that was tried and did not help
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import NamedTuple
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.catalogue import REMAT
-from pytest_nnxcheck.core.outcome import FindingOnTarget, Outcome
+from pytest_nnxcheck.core.outcome import FindingOnTarget, Outcome, Violation
 from pytest_nnxcheck.core.peak import PeakCause
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.invariants.memory import DONATE, cause_of, cured_otherwise, tried
+from pytest_nnxcheck.engine.rematted import under_remat
+from pytest_nnxcheck.invariants.memory import (
+    DONATE,
+    REMAT_LAYERS,
+    cause_of,
+    cured_otherwise,
+    layers_of_gradient,
+    tried,
+)
 
 TryOut = Callable[[Settings], Outcome | None]
 """Runs the nesting that failed with other settings; `None` where the test body raised before the call."""
@@ -29,54 +38,83 @@ LOWER = 0.05
 """The share of a peak that a cure has to save where the memory breaks the rule with it too."""
 
 
+class Hint(NamedTuple):
+    """A hint, and whether the memory keeps the rule with it."""
+
+    text: str = ""
+    enough: bool = False
+
+
 def measured(outcome: Outcome, settings: Settings, try_out: TryOut) -> Outcome:
-    """The outcome whose hint on memory was tried: with both peaks, or without the hint where it did not help. Donation is tried where no hint helped."""
+    """The outcome whose hint on memory was tried: with both peaks, or without the hint where it did not help. Further cures are tried until one is enough."""
     broken = next((violation for violation in outcome.violations if violation.invariant == "memory"), None)
     if broken is None:
         return outcome
-    hint, helped = broken.hint, ""
-    # A generated layer that is a remat is none of the user's, and stays as it is.
-    ours = any(layer.transform == REMAT for layer in outcome.nesting.layers)
-    if not ours and (apply := APPLIED.get(cause_of(broken.findings))):
-        with apply() as used:
-            cured = try_out(settings)
-        if used():
-            helped = saved(outcome, cured)
-            hint = f"{hint}{helped}" if helped else cured_otherwise(broken.findings)
-    hints = [hint, *(() if helped else donations(outcome, settings, try_out))]
-    first, *others = [*filter(None, hints), ""]
+    hints = [of_cause(outcome, broken, settings, try_out)]
+    if not hints[0].enough:
+        hints.append(donation(outcome, settings, try_out))
+    if not hints[-1].enough and (layers := layers_of_gradient(broken.findings)) is not None:
+        hints.append(remat(outcome, settings, try_out, layers))
+        if hints[-1].text and not cause_of(broken.findings):
+            del hints[0]  # the general one, which says to put layers under a remat as well
+    first, *others = [*(hint.text for hint in hints if hint.text), ""]
     violations = tuple(replace(v, hint=first) if v is broken else v for v in outcome.violations)
     rows = [("hint", other) for other in others if other]
     return replace(outcome, violations=violations, explained=(*outcome.explained, *rows))
 
 
-def donations(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[str]:
+def of_cause(outcome: Outcome, broken: Violation, settings: Settings, try_out: TryOut) -> Hint:
+    """The hint for the cause of a failure: tried where the plugin can apply the cure, and where that does not help the next best one."""
+    apply = APPLIED.get(cause_of(broken.findings))
+    # A generated layer that is a remat is none of the user's, and stays as it is.
+    if apply is None or any(layer.transform == REMAT for layer in outcome.nesting.layers):
+        return Hint(broken.hint)
+    with apply() as used:
+        cured = try_out(settings)
+    if not used():
+        return Hint(broken.hint)
+    found = saved(outcome, cured, broken.hint)
+    return found if found.text else Hint(cured_otherwise(broken.findings))
+
+
+def donation(outcome: Outcome, settings: Settings, try_out: TryOut) -> Hint:
     """The hint to donate more of the arguments, where that helps."""
     names = outcome.evidence.reusable if outcome.evidence else ()
     roots = dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names)
     more = [",".join(["state", *roots])] if roots and settings.donate == "state" else []
     for donate in ["state", *more] if settings.donate == "none" else more:
-        if helped := saved(outcome, try_out(replace(settings, donate=donate))):
-            named = ", ".join(donate.split(",")[1:]) or "the state"
-            yield DONATE.format(names=named, donate=donate) + helped
-            return
+        named = ", ".join(donate.split(",")[1:]) or "the state"
+        cured = try_out(replace(settings, donate=donate))
+        if (found := saved(outcome, cured, DONATE.format(names=named, donate=donate))).text:
+            return found
+    return Hint()
 
 
-def saved(before: Outcome, after: Outcome | None) -> str:
-    """The words on what a cure saves; empty where it does not help, or where something else breaks with it.
+def remat(outcome: Outcome, settings: Settings, try_out: TryOut, layers: Sequence[type]) -> Hint:
+    """The hint to put the layers under a remat, where that helps: the gradient computes again what it would read from memory."""
+    with under_remat(layers) as placed:
+        cured = try_out(settings)
+    if not placed:
+        return Hint()
+    written = f"nnx.remat(f{', graph_updates=False' if graph.remat_updates_can_be_off() else ''})"
+    return saved(outcome, cured, REMAT_LAYERS.format(layers=" and ".join(placed), remat=written))
+
+
+def saved(before: Outcome, after: Outcome | None, hint: str) -> Hint:
+    """The hint with the bytes that its change saves; empty where it does not help, or where something else breaks with it.
 
     It helps where the memory keeps the rule with it, or where the peak is clearly lower.
     """
     if after is None or after.verdict not in ("held", "violated"):
-        return ""
+        return Hint()
     broke, breaks = ({violation.invariant for violation in each.violations} for each in (before, after))
     old, new = peak_of(before, before), peak_of(after, before)
     if old is None or new is None or not breaks <= broke:
-        return ""
-    holds = "memory" not in breaks
-    if new >= old or not (holds or new <= (1 - LOWER) * old):
-        return ""
-    return tried(old, new, enough=holds)
+        return Hint()
+    enough = "memory" not in breaks
+    if new >= old or not (enough or new <= (1 - LOWER) * old):
+        return Hint()
+    return Hint(hint + tried(old, new, enough=enough), enough)
 
 
 def peak_of(outcome: Outcome, broken: Outcome) -> int | None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from bisect import bisect
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +19,12 @@ from pytest_nnxcheck.compat.staging import serialized_buffer_assignment, seriali
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.peak import Buffer, Memory, Split
+from pytest_nnxcheck.core.peak import Buffer, Live, Memory, Order, Split
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.xla import hlo
-from pytest_nnxcheck.xla.hlo import Frame, Instruction, Module, Position, Shape
+from pytest_nnxcheck.xla.hlo import Frame, Instruction, Module, Position, Shape, reached
+from pytest_nnxcheck.xla.live_ranges import Held, LiveRanges
+from pytest_nnxcheck.xla.reuse import reused
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -164,20 +165,9 @@ def made(module: Module, instruction: Instruction) -> tuple[Instruction, bool]:
 
 def loop(module: Module, start: Instruction) -> Instruction | None:
     """The ``while`` that XLA inserted an instruction for: the one that it feeds, or else the one whose body it is in."""
-    fed = _reached(start, lambda op: module.users.get(op.id, ()) if op is start or op.opcode in CARRYING else ())
-    around = _reached(start, lambda op: module.callers.get(op.computation, ()))
+    fed = reached(start, lambda op: module.users.get(op.id, ()) if op is start or op.opcode in CARRYING else ())
+    around = reached(start, lambda op: module.callers.get(op.computation, ()))
     return next((op for op in itertools.chain(fed, around) if op.opcode == "while"), None)
-
-
-def _reached(start: Instruction, steps: Callable[[Instruction], Iterable[Instruction]]) -> Iterator[Instruction]:
-    """The instructions that steps from one lead to, nearest first, each once."""
-    ahead, seen = deque([start]), {start.id}
-    while ahead:
-        for op in steps(ahead.popleft()):
-            if op.id not in seen:
-                seen.add(op.id)
-                ahead.append(op)
-                yield op
 
 
 COPIED = {
@@ -245,19 +235,27 @@ def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> I
     return arguments or None
 
 
-def read(compiled: Any, subject: str | None = None) -> Memory:
-    """Read the memory of a program that ``lowered.compile()`` returned. Raises `CheckError` if the backend gives no totals.
+def read(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Memory:
+    """Read the memory of a program that ``lowered.compile()`` returned, of any compiler. Raises `CheckError` if the backend gives no totals.
 
-    ``subject`` is the label of a program that the plugin staged: see `subject.subject.labelled`.
+    ``subject`` is the label of a program that the plugin staged: see `subject.subject.labelled`. ``gpu`` is
+    true for a program that was compiled for one.
     """
     totals = _totals(compiled)
-    buffers = _buffers(*serialized_buffer_assignment(totals), serialized_hlo_module(compiled), subject)
-    return Memory(
-        *_sizes(totals),
-        constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
-        buffers=buffers or (),
-        named=buffers is not None,
-    )
+    sizes, module = _sizes(totals), serialized_hlo_module(compiled)
+    if module is None:
+        return Memory(*sizes, constants=0)
+    try:
+        reader = _Reader(Module.read(module, subject))
+        held = tuple(reader.held(*serialized_buffer_assignment(totals)))
+        held = tuple(reused(reader.ranges, held)) if gpu else held
+        order = Order(len(reader.ranges.when), tuple(reader.ranges.loops), tuple(piece.live for piece in held))
+        live = [reader.buffer(piece) for piece in held if piece.live.start <= order.peak <= piece.live.end]
+        buffers = sorted((*live, *reader.fused_constants()), key=lambda buffer: -buffer.bytes)
+    except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
+        return Memory(*sizes, constants=0)
+    constants = sum(buffer.bytes for buffer in buffers if buffer.kind == "constant")
+    return Memory(*sizes, constants=constants, buffers=tuple(buffers), order=order)
 
 
 def split_of(compiled: Any) -> Split:
@@ -286,105 +284,78 @@ FEWER = 8
 """A result that has this many times the elements of its operand is a broadcast, not a copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A range of bytes in an allocation."""
-
-    offset: int
-    size: int
-    values: tuple[Position, ...]
-    """The values that live there, one after the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """A piece of memory that XLA sets aside."""
-
-    kind: str
-    """One of argument, constant, output and temporary."""
-    size: int
-    parameter: int
-    """The number of the parameter that an argument is."""
-    slots: tuple[Slot, ...]
-
-
-def _buffers(
-    assignment: bytes | None, wrapped: bool, module: bytes | None, subject: str | None
-) -> tuple[Buffer, ...] | None:
-    """The buffers at the peak, largest first; `None` if they cannot be read. A ``wrapped`` assignment is part of another message."""
-    if not assignment or not module:
-        return None
-    try:
-        if wrapped:
-            assignment = hlo.raw(hlo.fields(assignment), 3)
-        reader = _Reader(Module.read(module, subject))
-        placed = [
-            buffer for allocation in _allocations(hlo.fields(assignment)) for buffer in reader.buffers(allocation)
-        ]
-        return tuple(sorted((*placed, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
-    except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
-        return None
-
-
-def _allocations(assignment: hlo.Message) -> Iterator[Allocation]:
-    """The allocations of a ``BufferAssignmentProto``, without those on the threads' stacks. Raises `MalformedProto` or `LookupError`."""
-    values = {
-        hlo.number(buffer, 1): (hlo.number(place, 4), hlo.numbers(place, 3))
-        for buffer in hlo.messages(assignment, 1)
-        for place in hlo.messages(buffer, 3)
-    }
-    if not values:
-        raise hlo.MalformedProto("a buffer assignment without buffers")
-    # In this order: a donated parameter that an output takes over is an argument.
-    flags = {5: "argument", 12: "constant", 7: "output"}
-    for message in hlo.messages(assignment, 3):
-        if not hlo.number(message, 3):
-            kind = next((kind for field, kind in flags.items() if hlo.number(message, field)), "temporary")
-            yield Allocation(kind, hlo.number(message, 2), hlo.number(message, 6), _slots(message, values))
-
-
-def _slots(allocation: hlo.Message, values: dict[int, Position]) -> tuple[Slot, ...]:
-    """The values of one ``BufferAllocationProto``, by the range they share."""
-    ranges: dict[tuple[int, int], list[Position]] = {}
-    for message in hlo.messages(allocation, 9):
-        ranges.setdefault((hlo.number(message, 2), hlo.number(message, 3)), []).append(values[hlo.number(message, 1)])
-    return tuple(Slot(offset, size, tuple(shared)) for (offset, size), shared in ranges.items())
-
-
-def _at_peak(slots: Collection[Slot]) -> Iterator[Slot]:
-    """Estimate the slots that are live together: the largest, then the next one that overlaps none before it, and so on.
-
-    Newer XLA leaves out the trace of its heap, which says it exactly. The estimate is within 3 % of the temporaries.
-    """
-    taken: list[tuple[int, int]] = []
-    for slot in sorted(slots, key=lambda slot: (-slot.size, slot.offset)):
-        start, end = slot.offset, slot.offset + slot.size
-        at = bisect(taken, (start, end))
-        if not slot.size or (at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < end):
-            continue
-        taken.insert(at, (start, end))
-        yield slot
-
-
 class _Reader:
     """Reader of one module, which names its buffers."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        entry = (op for op in module.instructions.values() if op.computation == module.entry)
-        self.parameters = {op.parameter: op for op in entry if op.opcode == "parameter"}
-        self.results = frozenset(_results(module))
+        self.ranges = LiveRanges(module)
+        self.results = frozenset(self.ranges.results)
 
-    def buffers(self, allocation: Allocation) -> Iterator[Buffer]:
-        """The buffers of one allocation that are live at the peak. A tuple is a table of pointers, and no buffer here."""
-        if allocation.kind == "argument":
-            shape, parameters = self._shape(allocation.parameter), (allocation.parameter,)
-            yield Buffer(allocation.size, str(shape), "argument", "parameter", parameters=parameters)
+    def held(self, assignment: bytes | None, wrapped: bool) -> Iterator[Held]:
+        """Everything that the program holds at some time. A tuple is a table of pointers, and nothing here.
+
+        The compiler of the CPU gives its assignment of buffers, which says what lies in the same bytes; ``wrapped``, it is part of another
+        message. Of other compilers there are the values that must share a buffer, as large as their layout.
+        """
+        if assignment:
+            message = hlo.fields(assignment)
+            yield from self._assigned(hlo.fields(hlo.raw(message, 3)) if wrapped else message)
             return
-        for slot in _at_peak(allocation.slots):
-            values = tuple(value for value in slot.values if self.module.shape(value).dtype != "tuple")
-            if values:
-                yield self._buffer(values, slot.size, allocation.kind)
+        arguments = {self.ranges.buffer((op.id, ())) for op in self.ranges.parameters.values()}
+        results = set(map(self.ranges.buffer, self.results))
+        for buffer, values in self.ranges.made.items():
+            kind = "argument" if buffer in arguments else "output" if buffer in results else "temporary"
+            if self.module.instructions[values[0][0]].opcode == "constant":
+                kind = "constant"
+            yield from self._pieces(kind, max(self.module.shape(value).room for value in values), values)
+
+    def _assigned(self, assignment: hlo.Message) -> Iterator[Held]:
+        """The contents of the allocations of a ``BufferAssignmentProto``, without those on the threads' stacks. Raises `MalformedProto` or `LookupError`."""
+        values = {
+            hlo.number(buffer, 1): (hlo.number(place, 4), hlo.numbers(place, 3))
+            for buffer in hlo.messages(assignment, 1)
+            for place in hlo.messages(buffer, 3)
+        }
+        if not values:
+            raise hlo.MalformedProto("a buffer assignment without buffers")
+        # In this order: a donated parameter that an output takes over is an argument.
+        flags = {5: "argument", 12: "constant", 7: "output"}
+        for allocation in hlo.messages(assignment, 3):
+            kind = next((kind for field, kind in flags.items() if hlo.number(allocation, field)), "temporary")
+            if kind == "argument":
+                parameter = self.ranges.parameters[hlo.number(allocation, 6)]
+                yield from self._pieces(kind, hlo.number(allocation, 2), [(parameter.id, ())])
+            elif not hlo.number(allocation, 3):
+                # The memory of an output is set aside as a whole: what lies in it before is part of it.
+                whole = (0, hlo.number(allocation, 2)) if kind == "output" else None
+                slots = defaultdict[tuple[int, int], list[Position]](list)
+                for slot in hlo.messages(allocation, 9):
+                    slots[whole or (hlo.number(slot, 2), hlo.number(slot, 3))].append(values[hlo.number(slot, 1)])
+                for (_, size), shared in slots.items():
+                    yield from self._pieces(kind, size, shared)
+
+    def _pieces(self, kind: str, size: int, values: Iterable[Position]) -> Iterator[Held]:
+        """The times in which values are alive in the same bytes: those that overlap are one."""
+        ranges = [(*found, value) for value in values if (found := self._range(kind, value)) is not None]
+        together = list[Position]()
+        begin = until = -1
+        for start, end, value in sorted(ranges, key=lambda each: each[:2]):
+            if together and start > until:
+                yield Held(Live(size, kind, begin, until), tuple(together))
+                together = []
+            begin, until = (start, end) if not together else (begin, max(until, end))
+            together.append(value)
+        if together and size:
+            yield Held(Live(size, kind, begin, until), tuple(together))
+
+    def _range(self, kind: str, value: Position) -> tuple[int, int] | None:
+        if self.module.shape(value).dtype in ("tuple", "token"):
+            return None
+        if kind != "temporary":  # set aside before the program begins
+            return 0, len(self.ranges.when)
+        found = self.ranges.range_of(value)
+        return None if found is None else (found.start, found.end)
 
     def fused_constants(self) -> Iterator[Buffer]:
         """Constants that XLA wrote into a fusion, where no allocation counts them; a single number is part of the code."""
@@ -396,8 +367,13 @@ class _Reader:
                 if shape.elements > 1:
                     yield Buffer(shape.size, str(shape), "constant", "constant")
 
-    def _buffer(self, values: tuple[Position, ...], size: int, kind: str) -> Buffer:
-        """A slot as one buffer, named by the value in it that explains most: a copy of a whole parameter, or one with a line."""
+    def buffer(self, held: Held) -> Buffer:
+        """One buffer, named by the value in it that explains most: a copy of a whole parameter, or one with a line."""
+        values, size, kind = held.values, held.live.bytes, held.live.kind
+        if kind == "argument":
+            op = self.module.instructions[values[0][0]]
+            shape = str(self.module.shape(values[0]))
+            return Buffer(size, shape, kind, "parameter", parameters=(op.parameter,), live=held.live)
         if kind == "output":
             values = tuple(value for value in values if value in self.results) or values
         origin_of = {value: origin(self.module, value) for value in values}
@@ -406,7 +382,8 @@ class _Reader:
             named, key=lambda buffer: (buffer.whole, not buffer.inserted, buffer.stack != (), buffer.layer != "")
         )
         large = [value for value in values if 2 * self.module.shape(value).size > size]
-        return replace(chosen, broadcast=bool(large) and all(map(self._is_broadcast, large)))
+        broadcast = bool(large) and all(map(self._is_broadcast, large))
+        return replace(chosen, live=held.live, broadcast=broadcast)
 
     def _is_broadcast(self, value: Position) -> bool:
         """True if a value repeats far fewer elements, and computes nothing."""
@@ -458,32 +435,7 @@ class _Reader:
         return parameters if all(self._shape(parameter).dtype == shape.dtype for parameter in parameters) else ()
 
     def _shape(self, parameter: int) -> Shape:
-        return self.module.shape((self.parameters[parameter].id, ()))
+        return self.module.shape((self.ranges.parameters[parameter].id, ()))
 
     def _elements(self, parameters: tuple[int, ...]) -> int:
         return sum(self._shape(parameter).elements for parameter in parameters)
-
-
-def _results(module: Module) -> Iterator[Position]:
-    """The positions at which the values that a program returns are defined."""
-    root = module.instructions[module.roots[module.entry]]
-    for operand in root.operands if root.opcode == "tuple" else (root.id,):
-        yield _defined(module, (operand, ()))
-
-
-def _defined(module: Module, at: Position) -> Position:
-    """The position at which a value is defined. XLA gives no buffer to tuples, bitcasts and calls."""
-    for _ in module.instructions:
-        instruction, index = module.instructions[at[0]], at[1]
-        match instruction.opcode:
-            case "get-tuple-element":
-                at = (instruction.operands[0], (instruction.tuple_index, *index))
-            case "bitcast" | "optimization-barrier":
-                at = (instruction.operands[0], index)
-            case "tuple" if index:
-                at = (instruction.operands[index[0]], index[1:])
-            case "call":
-                at = (module.roots[instruction.called[0]], index)
-            case _:
-                return at
-    return at

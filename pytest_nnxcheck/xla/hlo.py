@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -125,11 +125,16 @@ DTYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An array shape; ``order`` is the layout, minor to major, of the axes longer than one."""
+    """An array shape."""
 
     dtype: str
     dimensions: tuple[int, ...]
     order: tuple[int, ...]
+    """The layout, minor to major, of the axes longer than one."""
+    padded: int = 0
+    """The number of elements that there is room for: a TPU fills up the tiles of its layout."""
+    elsewhere: bool = False
+    """True if the array is not in the device's main memory, but in a fast one beside it or on the host."""
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dimensions))}]"
@@ -141,8 +146,13 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """The bytes of an array of this shape."""
+        """The bytes of an array of this shape, without padding."""
         return -(-self.elements * self.bits // 8)
+
+    @property
+    def room(self) -> int:
+        """The bytes that an array of this shape takes in the device's main memory."""
+        return 0 if self.elsewhere else -(-self.padded * self.bits // 8)
 
     @property
     def bits(self) -> int:
@@ -158,9 +168,35 @@ class Shape:
         for part in index:
             message = fields(embedded(message[4][part]))
         kind, dimensions = number(message, 2), numbers(message, 3)
-        order = numbers(fields(raw(message, 5)), 1)
+        layout = fields(raw(message, 5))
         dtype = DTYPES[kind] if kind < len(DTYPES) else f"type{kind}"
-        return cls(dtype, dimensions, tuple(axis for axis in order if dimensions[axis] != 1))
+        tile = next((numbers(tile, 1) for tile in messages(layout, 6)), ())
+        return cls(
+            dtype,
+            dimensions,
+            order=tuple(axis for axis in numbers(layout, 1) if dimensions[axis] != 1),
+            padded=_padded(dimensions, numbers(layout, 1), tile),
+            elsewhere=number(layout, 8) != 0,
+        )
+
+
+def _padded(dimensions: Sequence[int], order: Sequence[int], tile: Sequence[int]) -> int:
+    """The elements of an array whose last axes, those that are minor in memory, are filled up to a tile."""
+    sizes = [dimensions[axis] for axis in order]
+    for at, part in enumerate(reversed(tile)):
+        if at < len(sizes) and part > 0:  # a negative part joins axes, and pads none
+            sizes[at] = -(-sizes[at] // part) * part
+    return math.prod(sizes) if order else math.prod(dimensions)
+
+
+@functools.lru_cache(maxsize=4096)
+def leaves(shape: bytes) -> tuple[tuple[int, ...], ...]:
+    """The indices of the arrays in a shape: ``((),)`` for that of an array. Raises `MalformedProto`."""
+    message = fields(shape)
+    if DTYPES[number(message, 2)] != "tuple":
+        return ((),)
+    parts = enumerate(message.get(4, ()))
+    return tuple((at, *index) for at, part in parts for index in leaves(embedded(part)))
 
 
 class Instruction(NamedTuple):
@@ -178,6 +214,8 @@ class Instruction(NamedTuple):
     tuple_index: int
     shape: bytes
     metadata: bytes
+    aliases: tuple[tuple[tuple[int, ...], Position], ...] = ()
+    """The outputs of a custom call or fusion, by index, that are written in place of an operand: its number and index."""
 
     @classmethod
     def read(cls, message: Message, computation: int) -> Instruction:
@@ -192,6 +230,9 @@ class Instruction(NamedTuple):
             tuple_index=number(message, 13),
             shape=raw(message, 3),
             metadata=raw(message, 7),
+            aliases=()
+            if 74 not in message
+            else tuple((numbers(alias, 1), (number(alias, 2), numbers(alias, 3))) for alias in messages(message, 74)),
         )
 
 
@@ -225,6 +266,12 @@ class Module:
     """The computation that the program begins with."""
     frames: list[tuple[Frame, int]]
     """Each frame, and the number of the one that called it: numbers begin at one, and the outermost frame has parent zero."""
+    schedule: dict[int, tuple[int, ...]]
+    """The ids of the instructions of a computation in the order in which they run."""
+    donated: dict[int, int]
+    """The entry parameter whose buffer an output takes, by the numbers of both."""
+    parameters: dict[int, dict[int, Instruction]]
+    """The parameters of each computation, by its id and their number."""
     stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
     """Cache of `frames_of`, by metadata, which many instructions share."""
     plainest: dict[int, Instruction | None] = field(default_factory=dict, repr=False)
@@ -239,14 +286,23 @@ class Module:
         computations = tuple(messages(message, 3))
         roots = {number(computation, 5): number(computation, 6) for computation in computations}
         read = [Instruction.read(op, number(parent, 5)) for parent in computations for op in messages(parent, 2)]
+        order = messages(fields(raw(message, 7)), 1)
+        schedule = {number(entry, 1): numbers(fields(raw(entry, 2)), 1) for entry in order}
         callers, users = defaultdict[int, list[Instruction]](list), defaultdict[int, list[Instruction]](list)
+        parameters = defaultdict[int, dict[int, Instruction]](dict)
         for instruction in read:
+            if instruction.opcode == "parameter":
+                parameters[instruction.computation][instruction.parameter] = instruction
             for computation in instruction.called:
                 callers[computation].append(instruction)
             for operand in instruction.operands:
                 users[operand].append(instruction)
         frames = _frames(fields(raw(message, 17)))
-        return cls({op.id: op for op in read}, roots, callers, users, number(message, 6), frames, subject=subject)
+        donated = _aliases(message)
+        by_id = {op.id: op for op in read}
+        return cls(
+            by_id, roots, callers, users, number(message, 6), frames, schedule, donated, parameters, subject=subject
+        )
 
     def shape(self, position: Position) -> Shape:
         """The shape of a value. Raises `LookupError` or `MalformedProto`."""
@@ -290,6 +346,17 @@ class Module:
         return self.plainest[computation]
 
 
+def reached(start: Instruction, steps: Callable[[Instruction], Iterable[Instruction]]) -> Iterator[Instruction]:
+    """The instructions that steps from one lead to, nearest first, each once."""
+    ahead, seen = deque([start]), {start.id}
+    while ahead:
+        for op in steps(ahead.popleft()):
+            if op.id not in seen:
+                seen.add(op.id)
+                ahead.append(op)
+                yield op
+
+
 def _frames(index: Message) -> list[tuple[Frame, int]]:
     """The frames of a ``StackFrameIndexProto``. Raises `LookupError` or `MalformedProto`."""
     paths, functions = ([embedded(name).decode(errors="replace") for name in index.get(field, ())] for field in (1, 2))
@@ -308,5 +375,10 @@ def aliases(compiled: Any) -> dict[int, int] | None:
     module = serialized_hlo_module(compiled)
     if module is None:
         return None
-    config = fields(raw(fields(module), 8))
-    return {next(iter(numbers(entry, 1)), 0): number(entry, 2) for entry in messages(config, 1)}
+    return _aliases(fields(module))
+
+
+def _aliases(module: Message) -> dict[int, int]:
+    """The aliases of a ``HloModuleProto``: those of `aliases`. Raises `MalformedProto`."""
+    entries = messages(fields(raw(module, 8)), 1)
+    return {next(iter(numbers(entry, 1)), 0): number(entry, 2) for entry in entries}

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
-from checking import FEW, call
+from checking import FEW, call, flat
 from flax import nnx
 
 from pytest_nnxcheck import CheckError, check
@@ -40,6 +40,16 @@ def test_a_note_says_that_tracers_remain():
     asserted = check(Keeps(), jnp.ones((2, 4)), nesting="jit")
     assert not asserted.ok
     assert not any(said in note for note in asserted.notes)
+
+
+def test_what_raises_un_nested_may_leave_tracers_under_a_jit():
+    def keeps_and_raises(x):
+        SEEN.append(x)
+        raise ValueError("never ends")
+
+    said = flat(str(check(keeps_and_raises, jnp.ones((2, 4)), transforms="jit", **FEW)))
+    assert "tracers remain in SEEN[" in said
+    assert "raises un-nested already: ValueError: never ends" in said
 
 
 def test_donation_alone_asks_for_a_call_that_donates():

@@ -13,6 +13,7 @@ from pytest_nnxcheck import CheckError
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.xla import buffers, hlo
 from pytest_nnxcheck.xla.buffers import read
+from pytest_nnxcheck.xla.live_ranges import LiveRanges
 
 # The wire format
 
@@ -102,9 +103,20 @@ def protos():
 
 
 def test_without_the_protos_there_are_totals(protos):
-    for each in (compiled(), compiled(b"", b""), compiled(protos[0]), compiled(None, protos[1])):
+    for each in (compiled(), compiled(b"", b""), compiled(protos[0])):
         memory = read(each)
         assert (memory.named, memory.buffers, memory.peak) == (False, (), 13)
+
+
+def test_the_program_alone_gives_the_buffers(protos):
+    """No compiler but that of the CPU gives an assignment."""
+    both, alone = read(compiled(*protos)), read(compiled(None, protos[1]))
+    assert max(alone.order.totals()) == max(both.order.totals())
+    large = [
+        {(buffer.kind, buffer.shape, buffer.whole) for buffer in memory.buffers if buffer.bytes >= P.nbytes}
+        for memory in (both, alone)
+    ]
+    assert large[0] == large[1]
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
@@ -129,8 +141,10 @@ def instruction(number, opcode, operands=(), called=(), parameter=0, dtype="floa
     return message(f2=opcode.encode(), f3=shape, f9=parameter, f35=number, f36=list(operands), f38=list(called))
 
 
-def module_of(*instructions, root):
-    return hlo.Module.read(message(f3=message(f2=list(instructions), f5=1, f6=root), f6=1))
+def module_of(*instructions, root, order=()):
+    """A program of one computation; ``order`` is its schedule."""
+    schedule = message(f1=message(f1=1, f2=message(f1=list(order)))) if order else b""
+    return hlo.Module.read(message(f3=message(f2=list(instructions), f5=1, f6=root), f6=1, f7=schedule))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +156,7 @@ def test_an_instruction_made_of_itself_ends(opcode):
     )
     assert buffers.origin(module, (2, ())).parameters <= {3}
     assert module.operation(module.instructions[2]) == opcode
-    assert buffers._defined(module, (2, ()))[0] == 2
+    assert LiveRanges(module).origin((2, ()))[0] == 2
 
 
 @pytest.mark.parametrize(
