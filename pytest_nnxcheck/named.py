@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import MethodType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -411,8 +411,9 @@ def _near(name: str, there: Iterable[str], *, every: bool = True) -> str:
 
 def built_by(named: Named, builder: Any, path: str, *, alone: bool) -> str:
     """The call of a builder that asks for ``rngs`` alone, or for nothing. Raises `CheckError`."""
-    constructor = builder.__init__ if isinstance(builder, type) else builder  # type: ignore[misc] # the metaclass of flax hides its parameters
-    parameters = [each for each in _parameters(constructor) if each.name != "self"]
+    # The metaclass of flax hides the parameters of a class. Bound, its `__init__` has those that a caller gives.
+    constructor = MethodType(builder.__init__, builder) if isinstance(builder, type) else builder  # type: ignore[misc]
+    parameters = _parameters(constructor)
     needed = [each.name for each in parameters if each.default is each.empty]
     rngs = ["rngs=nnx.Rngs(0)"] * any(each.name == "rngs" for each in parameters)
     if asked := [name for name in needed if name != "rngs"]:

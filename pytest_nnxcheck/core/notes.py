@@ -179,7 +179,7 @@ NO_VALUES = (
 FactKind = Literal[
     "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "attributes, functional", "other draws",
     "decided by rounding", "decided by fusion", "many equations", "number",
-    "clones", "values are kept", "converted", "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
+    "values are kept", "converted", "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
     "peak on target", "left out on target", "nothing on target", "asks for devices", "leaked", "made anew", "lost in copies", "beside references", "nothing in references", "written twice",
 ]  # fmt: skip
@@ -203,9 +203,8 @@ FACTS: dict[FactKind, str] = {
     "in memory of NumPy": "{some} lies in the memory of {of}, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both; write"
     " jnp.array(value), which copies, where it is made",
     "on all devices": "{some} lay on one device, and the program spreads it over all",
-    "clones": "{both} share {of}, as nnx.clone leaves them: a jit of yours that donates one of them takes the other's arrays too; give it arrays of its own, jax.tree.map(jnp.copy, ...)",
     "values are kept": "{all} not asserted: with {of} jax keeps the old values of donated arrays",
-    "converted": "{some} is converted to a type of fewer bits: nothing of its old type comes back, so that its buffer cannot be reused",
+    "converted": "{some} is converted to a type that no promotion of types gives: nothing of its old type comes back, so that its buffer cannot be reused",
     "in a new buffer": "{some} came back in a new buffer: an output of the call took a donated one",
     "leaked": "tracers remain in {some}: the invariants do not name tracers, so that this fails nothing, and no values are compared",
     "made anew": "the body makes its objects anew for each nesting, and no two have an equal {some}: a jit that meets both is traced and compiled"
@@ -251,7 +250,6 @@ class Fact:
         return FACTS[self.kind].format(
             some=some(self.names),
             all=", ".join(self.names),
-            both=" and ".join(self.names),
             of=self.of,
             count=self.count,
             times=f"{there / here:.2f}",

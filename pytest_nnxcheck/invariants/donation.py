@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type
@@ -61,47 +61,54 @@ def of_program(ran: Ran) -> Iterator[Finding | Note]:
     """Donated leaves that lost their buffer, and those that cannot be donated: in a buffer of another leaf, or of a view."""
     seen, originals = ran.observation, ran.call.originals
     after = {move.before.path: move.after for move in seen.moves}
-    cloned = clones(ran)
-    yield from (
-        finding for pair in originals.shared if pair not in cloned if (finding := sharing(*pair, ran)) is not None
-    )
-    yield from clone_notes(ran, cloned)
+    found = [finding for pair in originals.shared if (finding := sharing(*pair, ran)) is not None]
+    by_user = donated_by_user(ran, [(finding.path, finding.other) for finding in found])
+    yield from (finding for finding in found if (finding.path, finding.other) in by_user)
+    if rest := [finding for finding in found if (finding.path, finding.other) not in by_user]:
+        yield BuffersShared(tuple(counts(rest)))
     yield from ran.call.once("snapshots", lambda: snapshots.held_beside(ran))
     yield from (ViewedBuffer(leaf, holder=holder) for holder, leaf in originals.views if leaf in after)
     meant = {leaf.path for leaf, _ in converted(seen)}
     yield from (lost_buffer(leaf, after[leaf.path], ran) for leaf in lost_leaves(seen) if leaf.path not in meant)
 
 
-def clones(ran: Ran) -> Pairs:
-    """The pairs of leaves in one buffer that lie at the same place of two equal modules: a live network and its `nnx.clone`, which copies no array.
+def donated_by_user(ran: Ran, pairs: Sequence[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    """The pairs of leaves in one buffer for which the user donates: all where the test names what to donate, else those that a jit of the call's own breaks.
 
-    There it is the plugin that donates. None where the test names what to donate, and none that a jit of the user's own donates and breaks.
+    By default it is the plugin that donates: a live network and its clone, a step and the snapshot that it holds, work as they are.
     """
-    call, walked = ran.call, ran.call.originals.walk
-    if walked is None or not call.originals.shared or call.settings.donate != DEFAULTS.donate:
-        return ()
-    types = {path: type(node) for path, node in walked.nodes if not graph.is_variable(node)}
-    places = {pair: holders(*pair) for pair in call.originals.shared}
-    alike = [pair for pair, (one, two) in places.items() if one in types and types[one] is types.get(two)]
-    if alike and ran.profile.program.inner_donations:
-        inside = call.tried("donated inside", lambda: observe(call, Nesting(mode=call.nesting.mode)).inside)
-        broken = {(finding.path, finding.other) for finding in broken_inside(ran, inside, alike)}
-        alike = [pair for pair in alike if pair not in broken]
-    return tuple(alike)
+    call = ran.call
+    if call.settings.donate != DEFAULTS.donate:
+        return frozenset(pairs)
+    if not pairs or not ran.profile.program.inner_donations:
+        return frozenset()
+    inside = call.tried("donated inside", lambda: observe(call, Nesting(mode=call.nesting.mode)).inside)
+    return frozenset((finding.path, finding.other) for finding in broken_inside(ran, inside, pairs))
 
 
 def holders(one: str, two: str) -> tuple[str, str]:
-    """The objects that hold two leaves at the same place: of ``q.head.kernel`` and ``old.head.kernel`` these are ``q`` and ``old``."""
+    """The objects that hold two leaves at the same place: of ``q.head.kernel`` and ``best['head']['kernel']`` these are ``q`` and ``best``."""
     keys, others = re.split(r"(?=[.\[])", one), re.split(r"(?=[.\[])", two)
-    while len(keys) > 1 and len(others) > 1 and keys[-1] == others[-1]:
+    while len(keys) > 1 and len(others) > 1 and bare(keys[-1]) == bare(others[-1]):
         del keys[-1], others[-1]
     return "".join(keys), "".join(others)
 
 
-def clone_notes(ran: Ran, pairs: Pairs) -> Iterator[Note]:
-    """A note for each two modules that share buffers."""
-    for (one, other), count in Counter(holders(*pair) for pair in pairs).items():
-        yield Fact("clones", (one, other), of=how_many(count, leaves_in(ran, other)), of_call=True)
+def bare(key: str) -> str:
+    """The name or number of one step of a path: ``kernel`` of ``.kernel`` and of ``['kernel']``."""
+    return key.strip(".[]'\"")
+
+
+def counts(pairs: Iterable[SharedBuffer]) -> Iterator[tuple[str, str, str]]:
+    """The objects that share buffers, two and two, with the number of buffers in words: a single one is named itself."""
+    together: dict[tuple[str, str], list[SharedBuffer]] = {}
+    for each in pairs:
+        together.setdefault(holders(each.path, each.other), []).append(each)
+    for (one, other), group in together.items():
+        if len(group) == 1:
+            yield group[0].path, group[0].other, "a buffer"
+        else:
+            yield one, other, how_many(len(group), group[0].leaves)
 
 
 def leaves_in(ran: Ran, holder: str) -> int:
@@ -191,6 +198,24 @@ def held_outside(call: Call) -> Pairs:
 
 
 # --- findings
+
+
+@dataclass(frozen=True, slots=True)
+class BuffersShared:
+    """Objects that hold the same arrays, which nobody but the plugin donates: a note."""
+
+    both: tuple[tuple[str, str, str], ...]
+    """Two objects, and the number of buffers that they share, in words."""
+    of_call: ClassVar[bool] = True
+    SHOWN: ClassVar[int] = 4
+
+    def words(self) -> str:
+        share = [f"{one} and {other} share {buffers}" for one, other, buffers in self.both[: self.SHOWN]]
+        more = [f"and {len(self.both) - self.SHOWN} more"] if len(self.both) > self.SHOWN else []
+        return (
+            f"{', '.join([*share, *more])}, as nnx.clone and nnx.state leave them: a jit of yours that donates one takes the arrays of the other too;"
+            " give it arrays of its own, jax.tree.map(jnp.copy, ...)"
+        )
 
 
 class OfBuffer(Finding):
@@ -401,18 +426,26 @@ class LostOnTarget(OfBuffer, FindingOnTarget):
 
 
 def converted(seen: Observation) -> list[tuple[Leaf, Leaf]]:
-    """The donated leaves that come back in a type that no promotion of types gives: a float as an integer, or as a float of eight bits and fewer.
+    """The donated leaves that come back in a type that no promotion of types gives: a float as an integer or a flag, or as a float of eight bits and fewer.
 
     That is meant: the call quantizes them.
     """
     moves = ((move.before, move.after) for move in seen.moves if move.after is not None)
-    return [(old, new) for old, new in moves if old.path == new.path and quantizes(old.type.dtype, new.type.dtype)]
+    return [(old, new) for old, new in moves if old.path == new.path and quantizes(old.type, new.type)]
 
 
-def quantizes(old: str, new: str) -> bool:
-    """True if a conversion from a dtype to another one is never made by a promotion of types."""
-    wide = old.startswith(("float16", "float32", "float64", "bfloat16"))
-    return wide and new.startswith(("int", "uint", "float8_", "float6_", "float4_"))
+def quantizes(old: ArrayType, new: ArrayType) -> bool:
+    """True if a conversion of an array is never made by a promotion of types: of floats to what has eight bits and fewer, or is no float."""
+    return None not in (old.shape, new.shape) and bits(old.dtype) > 8 >= bits(new.dtype)
+
+
+def bits(dtype: str) -> int:
+    """The bits of a float or complex number; 0 for every other type."""
+    try:
+        kind = jnp.dtype(dtype)
+    except TypeError:  # a key of random numbers
+        return 0
+    return 8 * kind.itemsize if jnp.issubdtype(kind, jnp.inexact) else 0
 
 
 def lost_buffer(before: Leaf, after: Leaf | None, ran: Ran) -> LostBuffer:

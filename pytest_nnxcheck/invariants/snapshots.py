@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import ClassVar
 
 import jax
@@ -21,6 +22,9 @@ from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+"""The instructions that go on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
     held: dict[str, list[str]] = {}
     for path, array in found.arrays:
         if id(array) in arrays:
-            held.setdefault(re.split(r"[.\[]", path, maxsplit=1)[0], []).append(arrays[id(array)])
+            held.setdefault(variable_of(path), []).append(arrays[id(array)])
     states = {
         str(name): value for name, (value, _), _ in found.places.of(snapshot.ATTRIBUTES) if isinstance(value, nnx.State)
     }
@@ -90,12 +94,43 @@ def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
     )
 
 
+def variable_of(path: str) -> str:
+    """The variable that a path of the walk starts at: ``KEPT`` of ``KEPT['best'].kernel``, ``f (closure of g.h: teacher)`` of ``f (closure of g.h: teacher.kernel)``."""
+    if not path.endswith(")"):
+        return first(path)
+    keeper, _, note = path.partition(" (")
+    origin, named, base = note.removesuffix(")").partition(": ")
+    return f"{keeper} ({origin}: {first(base)})" if named else f"{first(keeper)} ({origin})"
+
+
+def first(path: str) -> str:
+    """A path without its keys."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
+
+
 def locals_of_body(frame: FrameType | None) -> Iterator[tuple[str, object]]:
-    """The local variables of the user's functions that made the call: those of the body, the innermost first.
+    """The local variables of the user's functions that made the call, and that they may read after it: those of the body, the innermost first.
 
     The temporary values of an ``assert`` that pytest rewrote have names that no one can write.
     """
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in ("_pytest", "pluggy"):
         if of_frame(frame) == "user" and frame.f_code.co_name != "<module>":
-            yield from (each for each in frame.f_locals.items() if each[0].isidentifier())
+            read = read_later(frame.f_code, frame.f_lasti)
+            yield from (each for each in frame.f_locals.items() if each[0].isidentifier() and each[0] in read)
         frame = frame.f_back
+
+
+def read_later(code: CodeType, now: int) -> set[str]:
+    """The local variables that a function may read after the instruction at ``now``: on a later line, or in the next turn of a loop around it.
+
+    Its arguments belong to its caller, and what an inner function captured to that.
+    """
+    instructions = [*dis.get_instructions(code)]
+    turns = [each.argval for each in instructions if each.opcode in JUMPS and each.offset > now]
+    first = min([now, *turns])
+    loaded = [each.argval for each in instructions if each.offset > first and "LOAD_FAST" in each.opname]
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    # Newer Python loads two at once.
+    return {*arguments, *code.co_cellvars, *code.co_freevars}.union(
+        *([each] if isinstance(each, str) else each for each in loaded)
+    )

@@ -134,9 +134,10 @@ class StateTouched(Finding):
 
 @dataclass(frozen=True, slots=True)
 class HandedToMock:
-    """A mock that was handed a tracer, which it keeps as the record of a test: a note."""
+    """A mock that keeps a tracer as the record of a test, since it was handed one, or one was set on it: a note."""
 
     path: str
+    """The name by which it was called, or the attribute that was set."""
     line: str = field(compare=False)
     """The line that made the tracer; the same note under every nesting."""
     of_call: ClassVar[bool] = True
@@ -144,7 +145,7 @@ class HandedToMock:
     def words(self) -> str:
         made = f" (made at {self.line})" if self.line else ""
         return (
-            f"{self.path} is a mock, and was handed a tracer{made}: what it replaces gets one too under any transform, where float() of it"
+            f"a mock keeps a tracer in {self.path}{made}: what it replaces gets one too under any transform, where float() of it"
             " raises; hand the value out of the call, or write jax.debug.callback"
         )
 

@@ -19,7 +19,7 @@ from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.notes import Note
 from pytest_nnxcheck.core.outcome import Finding, InProgram, Moment, Words
-from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.core.text import Row, at_line, some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject.copies import Read, Write
@@ -29,8 +29,37 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 ROW = InvariantRow("updates", order=15, severity=15, default=True, error="UpdateLost")
 
-TWINS = {"jax.checkpoint": "nnx.remat"}
-"""The transform of flax that does what one of jax does under another name."""
+TWINS = {
+    "jax.jit": "nnx.jit(f)({model}, x)",
+    "jax.checkpoint": "nnx.remat(f)({model}, x)",
+    "jax.grad": "nnx.grad(f)({model}, x)",
+    "jax.value_and_grad": "nnx.value_and_grad(f)({model}, x)",
+    "jax.lax.cond": "nnx.cond(pred, f, g, {model}, x)",
+    "jax.lax.switch": "nnx.switch(index, branches, {model}, x)",
+    "jax.lax.while_loop": "nnx.while_loop(cond, body, ({model}, x))",
+    "jax.lax.fori_loop": "nnx.fori_loop(0, n, body, ({model}, x))",
+    **dict.fromkeys(
+        ("jax.lax.scan", "jax.lax.map"),
+        "nnx.scan(f, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))({model}, xs)",
+    ),
+}
+"""By a transform of jax the call of flax that hands back what its function writes to the module that it is handed. Others have none: `nnx.map` is no
+transform, and `nnx.vmap` refuses a write to a module without an axis."""
+
+STACKS = ("jax.vmap", "jax.lax.map")
+"""Transforms that return a state with one more axis."""
+
+
+def handed_back(transform: str, model: str) -> str:
+    """Advice to hand the writes of a function under a transform of jax back; of the call itself where that is empty."""
+    returned = f"return nnx.state(copy), and nnx.update({model}, state) with it"
+    if transform in STACKS:
+        row = f"nnx.update({model}, jax.tree.map(lambda leaf: leaf[0], state))"
+        returned = f"return nnx.state(copy), which {transform} stacks, and {row} with one row of it, or with the mean of statistics"
+    if transform not in TWINS:
+        return returned
+    twin = TWINS[transform].format(model=model)
+    return f"write {twin} instead of {transform}, which hands back what f writes to {model} itself, not to an nnx.merge of it; or {returned}"
 
 
 def asserts(ran: Ran) -> bool:
@@ -45,7 +74,7 @@ def judge(ran: Ran) -> Iterator[Finding | Note]:
     path, profile = ran.call.subject.path, ran.profile
     written = sorted(profile.lost_writes, key=lambda write: write.random)
     if written and all(write.random for write in written):
-        yield SameDraws(tuple(path(write.path) for write in written), written[0].line)
+        yield SameDraws(tuple(path(write.path) for write in written), written[0].line, written[0].transform)
     else:
         yield from (WriteLost(path(write.path), write=write) for write in written)
     yield from (ReadStale(path(read.path), read=read) for read in profile.stale_reads)
@@ -139,14 +168,13 @@ class WriteLost(Finding):
         return f"written{f' at {write.line},' if write.line else ''} in a copy that {made_by} makes"
 
     def cure(self) -> str:
-        transform = self.write.transform
-        twin = TWINS.get(transform, transform.replace("lax.", "").replace("jax", "nnx"))
-        model = re.split(r"[.\[]", self.path)[0]
-        handed = f"return nnx.state(copy), and nnx.update({model}, state) with it"
-        if twin and hasattr(nnx, twin.removeprefix("nnx.")):
-            called = f"(f)({model}, x)" if twin == "nnx.jit" else ""
-            handed = f"write {twin}{called} instead of {transform}{called}, which hands back what f writes; or {handed}"
-        return f"{handed}; a copy that is meant to be dropped is made by nnx.clone({model})"
+        model = root_of(self.path)
+        return f"{handed_back(self.write.transform, model)}; a copy that is meant to be dropped is made by nnx.clone({model})"
+
+
+def root_of(path: str) -> str:
+    """The argument that a path starts at."""
+    return re.split(r"[.\[]", path)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +207,14 @@ class SameDraws:
 
     paths: tuple[str, ...]
     line: str
+    transform: str
+    """The transform of jax that made the copy; empty for the call itself."""
     of_call: ClassVar[bool] = True
 
     def words(self) -> str:
-        at = f" ({self.line})" if self.line else ""
         return (
-            f"every call draws the same random numbers: {some(self.paths)} is counted in a copy alone{at}; under nnx.jit in place of jax.jit, or"
-            " with the state handed out and written back by nnx.update, each draws its own"
+            f"every call draws the same random numbers: {some(self.paths)} is counted in a copy alone{at_line(self.line)}; for others each time"
+            f" {handed_back(self.transform, root_of(self.paths[0]))}"
         )
 
 

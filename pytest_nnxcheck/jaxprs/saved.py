@@ -51,7 +51,7 @@ class SavedLine:
             )
         else:
             why = "a line that runs several times saves it for the backward pass"
-            cure = "put the line under nnx.remat, and the loop around it into a scan"
+            cure = "put the line under nnx.remat, and where XLA then computes all of it again at once, the loop into a scan"
         return f"{format_bytes(self.bytes)}: {why}, {more}; {cure}{at_line(self.line)}"
 
 

@@ -328,21 +328,28 @@ class Quantizes(nnx.Module):
         self.kernel = nnx.Param(self.kernel[...].astype(self.dtype))
 
 
-@pytest.mark.parametrize("dtype, verdict", [(jnp.int8, "held"), (jnp.float8_e4m3fn, "held"), (jnp.float32, "violated")])
+@pytest.mark.parametrize(
+    "dtype, verdict",
+    [
+        *((dtype, "held") for dtype in (jnp.int8, jnp.int32, jnp.bool_, jnp.float8_e4m3fn)),
+        *((dtype, "violated") for dtype in (jnp.float32, jnp.complex64)),
+    ],
+)
 def test_a_conversion_that_no_promotion_makes_is_meant(dtype, verdict):
     found = call(Quantizes(dtype), nesting="jit")
     assert found.outcome.verdict == verdict, text(found)
-    assert ("model.kernel is converted to a type of fewer bits" in text(found)) == (verdict == "held")
+    assert ("model.kernel is converted to a type that no promotion of types gives" in text(found)) == (
+        verdict == "held"
+    )
 
 
-def test_a_type_of_64_bits_is_no_conversion_to_fewer():
-    """float64 begins as float6 does."""
+def test_floats_of_64_and_of_16_bits_may_be_a_promotion():
     jax.config.update("jax_enable_x64", True)
     try:
         for dtype, verdict in ((jnp.float64, "violated"), (jnp.bfloat16, "held")):
             found = call(Quantizes(dtype), nesting="jit")
             assert found.outcome.verdict == verdict, text(found)
-            assert "fewer bits" not in text(found)
+            assert "no promotion of types" not in text(found)
     finally:
         jax.config.update("jax_enable_x64", False)
 
@@ -366,9 +373,87 @@ def network(shared):
 def test_a_network_and_its_clone_are_a_note_in_one_line(shared):
     report = check(targets, *network(shared), jnp.ones((2, 4)), transforms="jit,scan", **FEW)
     assert report.ok, str(report)
-    assert ["q and q_target share all 2 buffers, as nnx.clone leaves them" in note for note in report.notes] == [
+    assert ["q and q_target share all 2 buffers, as nnx.clone" in note for note in report.notes] == [True] * shared
+
+
+class Steps:
+    """A callable that keeps a kernel of before."""
+
+    def __init__(self, model, copy):
+        self.prev = copy(model.kernel[...])
+
+    def __call__(self, model):
+        assign(model.kernel, model.kernel[...] * 0.9)
+
+
+class Trains:
+    """An object that keeps the best parameters."""
+
+    def __init__(self, copy):
+        self.model = nnx.Linear(4, 4, rngs=rngs())
+        self.best = pure(self.model, copy)
+
+    def step(self):
+        for leaf in (self.model.kernel, self.model.bias):
+            assign(leaf, leaf[...] * 0.9)
+
+
+def pure(model, copy):
+    """A plain dict, as of `nnx.to_pure_dict`."""
+    return {"kernel": copy(model.kernel[...]), "bias": copy(model.bias[...])}
+
+
+def pulled_back(model, reference):
+    """A step towards a reference, which begins as the model."""
+    for name, leaf in (("kernel", model.kernel), ("bias", model.bias)):
+        assign(leaf, 0.9 * leaf[...] + 0.1 * reference[name])
+
+
+def in_a_list(model, reference):
+    pulled_back(model, dict(zip(("kernel", "bias"), reference, strict=True)))
+
+
+def steps(copy):
+    model = nnx.Linear(4, 4, rngs=rngs())
+    return Steps(model, copy), model
+
+
+def with_reference(copy, step=pulled_back, keep=dict):
+    model = nnx.Linear(4, 4, rngs=rngs())
+    return step, model, keep(pure(model, copy))
+
+
+SNAPSHOTS = {
+    "a callable": (steps, "model.kernel and self.prev share a buffer"),
+    "a trainer": (lambda copy: (Trains(copy).step,), "self.model and self.best share all 2 buffers"),
+    "a reference": (with_reference, "model and reference share all 2 buffers"),
+    "a list": (
+        lambda copy: with_reference(copy, in_a_list, lambda held: list(held.values())),
+        "model.kernel and reference[0] share a buffer, model.bias and reference[1] share a buffer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_a_snapshot_that_the_call_is_handed_is_one_note_where_the_plugin_donates(name):
+    make, note = SNAPSHOTS[name]
+    for copy, notes in ((lambda array: array, [note]), (jnp.copy, [])):
+        subject, *args = make(copy)
+        report = check(subject, *args, transforms="jit", **FEW)
+        assert report.ok, str(report)
+        assert [each.partition(", as nnx.clone")[0] for each in report.notes] == notes
+
+
+def test_two_leaves_of_one_module_in_an_array_are_a_note_too():
+    pair = nnx.Linear(4, 4, rngs=rngs()), nnx.Linear(4, 4, rngs=rngs())
+    model = nnx.Sequential(*pair)
+    model.layers[1].kernel = nnx.Param(model.layers[0].kernel[...])
+    report = check(model, jnp.ones((2, 4)), transforms="jit", **FEW)
+    assert report.ok, str(report)
+    assert ["model.layers[0].kernel and model.layers[1].kernel share a buffer" in note for note in report.notes] == [
         True
-    ] * shared
+    ]
+    assert broken(call(model, jnp.ones((2, 4)), nesting="jit", donate="all")) == ["donation"]
 
 
 def test_they_fail_where_the_test_names_what_is_donated():

@@ -8,6 +8,7 @@ from checking import FEW
 from flax import nnx
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.invariants.snapshots import variable_of
 
 KEPT = {}
 FORM = {**FEW, "transforms": "jit"}
@@ -50,7 +51,7 @@ def test_the_body_holds_arrays_that_the_step_donates(take):
     (note,) = notes(step, model)
     assert note.startswith("snapshot holds 1 array of the state")
     assert "model.kernel" in note
-    del snapshot
+    assert snapshot is not None
 
 
 def test_a_state_that_shares_the_variables_is_no_snapshot():
@@ -58,7 +59,88 @@ def test_a_state_that_shares_the_variables_is_no_snapshot():
     state = nnx.state(model)
     (note,) = notes(step, model)
     assert note.startswith(("state is no snapshot", "state holds 1 array"))
-    del state
+    assert state is not None
+
+
+def once(model):
+    snapshot = pure(model)
+    found = notes(step, model)
+    del snapshot
+    return found
+
+
+def in_each_turn(model):
+    found, snapshot = [], pure(model)
+    for _ in range(1):
+        found += [str(snapshot)[:0], *notes(step, model)]
+    return found[1:]
+
+
+def of_a_loop(model):
+    for leaf in pure(model).values():
+        assert leaf.dtype == jnp.float32
+    return notes(step, model)
+
+
+def counts(model):
+    state = nnx.state(model)
+    size = sum(leaf.size for leaf in jax.tree.leaves(state))
+    found = notes(step, model)
+    assert size == 20
+    return found
+
+
+def an_argument(model, snapshot=None):
+    return notes(step, model) if snapshot else an_argument(model, pure(model))
+
+
+def captured(model):
+    snapshot = pure(model)
+    found = notes(step, model)
+
+    def reads():
+        return found if snapshot else []
+
+    return reads()
+
+
+BODIES = {once: 0, of_a_loop: 0, counts: 0, in_each_turn: 1, an_argument: 1, captured: 1}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_what_the_body_never_reads_again_is_no_snapshot(body):
+    assert len(body(linear())) == BODIES[body]
+
+
+def distills(teacher):
+    def step_of_student(model, x):
+        y = teacher(x)
+        model.kernel.value = model.kernel.value * 0.9 + y.mean()
+
+    return step_of_student
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_function_that_captured_one_is_named_whole(copied):
+    model, teacher = linear(), linear()
+    teacher.kernel = nnx.Param(jnp.copy(model.kernel.value) if copied else model.kernel.value)
+    found = notes(distills(teacher), model, jnp.ones((2, 4)))
+    whole = "subject (closure of distills.<locals>.step_of_student: teacher) holds 1 array of the state"
+    assert [note.startswith(whole) for note in found] == [True] * (not copied)
+
+
+PATHS = {
+    "model.kernel": "model",
+    "KEPT['a (b'].kernel": "KEPT",
+    "held": "held",
+    "teacher.kernel (closure of make.<locals>.step)": "teacher (closure of make.<locals>.step)",
+    "self.f (closure of make.<locals>.step: teacher['a'].kernel)": "self.f (closure of make.<locals>.step: teacher)",
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_holder_is_the_variable_and_where_it_is(path):
+    assert variable_of(path) == PATHS[path]
 
 
 def test_an_object_that_the_call_reaches_holds_them():
@@ -92,7 +174,7 @@ def test_what_is_no_snapshot_or_a_copy(name):
     model = linear()
     kept = QUIET[name](model)
     assert notes(step, model) == []
-    del kept
+    assert kept is not None
 
 
 def test_a_call_that_writes_nothing_or_donates_nothing():
@@ -101,7 +183,7 @@ def test_a_call_that_writes_nothing_or_donates_nothing():
     assert notes(forward, model, jnp.ones((2, 4))) == []
     assert notes(step, model, donate="none") == []
     assert notes(step, model, transforms="scan") == []
-    del kept
+    assert kept
 
 
 class Average(nnx.Module):

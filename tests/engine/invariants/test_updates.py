@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import jax
 import pytest
 from checking import FEW, broken, call, flat, line, text
@@ -15,7 +18,6 @@ from copied import (
     forward,
     functional,
     linear,
-    rematerializes,
 )
 from flax import nnx
 from healthy import FLAX, assign, numbers
@@ -65,25 +67,132 @@ def test_the_line_the_transform_and_the_cure_are_named():
     assert "a copy that is meant to be dropped is made by nnx.clone(model)" in found
 
 
-def learns(model, x):
-    gradients = jax.grad(lambda model: forward(model, x).sum())(model)
-    return sum(leaf.sum() for leaf in jax.tree.leaves(gradients))
+def body(call):
+    """A function of a model and an input, for a loop that carries both."""
+
+    def step(carry):
+        model, x = carry
+        return model, call(model, x)
+
+    return step
+
+
+def copy_of(graphdef, state):
+    """Older flax always copies."""
+    copies = {"copy": True} if "copy" in inspect.signature(nnx.merge).parameters else {}
+    return nnx.merge(graphdef, state, **copies)
+
+
+def on_a_copy(transform):
+    """``transform(f, x)`` where f calls what `nnx.merge` makes of the state."""
+
+    def calls(model, x):
+        graphdef, state = nnx.split(model)
+
+        def f(x):
+            return copy_of(graphdef, state)(x)
+
+        return transform(f, x)
+
+    return calls
+
+
+def loops(model, x):
+    graphdef, state = nnx.split(model)
+    step = body(lambda state, x: copy_of(graphdef, state)(x))
+    return jax.lax.fori_loop(0, 1, lambda _, carry: step(carry), (state, x))[1]
+
+
+def loops_while(model, x):
+    graphdef, state = nnx.split(model)
+    step = body(lambda state, x: copy_of(graphdef, state)(x))
+    return jax.lax.while_loop(lambda carry: carry[1].sum() > 0, step, (state, x))[1]
+
+
+def gradient(transform):
+    return on_a_copy(lambda f, x: transform(lambda x: f(x).sum())(x))
+
+
+CURED = {
+    "jax.jit": on_a_copy(lambda f, x: jax.jit(f)(x)),
+    "jax.checkpoint": on_a_copy(lambda f, x: jax.checkpoint(f)(x)),
+    "jax.grad": gradient(jax.grad),
+    "jax.value_and_grad": gradient(lambda f: lambda x: jax.value_and_grad(f)(x)[1]),
+    "jax.lax.cond": on_a_copy(lambda f, x: jax.lax.cond(x.sum() > 0, f, f, x)),
+    "jax.lax.switch": on_a_copy(lambda f, x: jax.lax.switch(x[0, 0].astype(int), [f, f], x)),
+    "jax.lax.fori_loop": loops,
+    "jax.lax.while_loop": loops_while,
+    "jax.lax.scan": on_a_copy(lambda f, x: jax.lax.scan(lambda _, row: (None, f(row)), None, x[None])[1]),
+    "jax.lax.map": on_a_copy(lambda f, x: jax.lax.map(f, x[None])),
+}
+"""By transform a call whose writes under it no one gets."""
+
+
+@pytest.mark.parametrize("name", CURED)
+def test_the_call_that_the_cure_names_cures(name):
+    """It is run as the hint has it."""
+    found = call(CURED[name], Normed(), X)
+    assert broken(found) == ["updates"], text(found)
+    (advice,) = re.findall(rf"write (nnx\..*) instead of {re.escape(name)}, which", found.outcome.violations[0].hint)
+
+    def cured(model, x):
+        def f(model, x):
+            y = model(x)
+            return y.sum() if "grad" in name else (model, y) if "nnx.scan" in advice else y
+
+        def cond(carry):
+            return carry[1].sum() > 0
+
+        step = body(forward)
+        names = {"model": model, "x": x, "xs": x[None], "f": f, "g": f, "pred": x.sum() > 0, "n": 1, "cond": cond}
+        loop = step if name == "jax.lax.while_loop" else lambda _, carry: step(carry)
+        names |= {"index": x[0, 0].astype(int), "branches": [f, f], "body": loop, "nnx": nnx}
+        leaves = jax.tree.leaves(eval(advice, names))
+        return x.sum() + sum(leaf.sum() for leaf in leaves if hasattr(leaf, "sum"))
+
+    found = call(cured, Normed(), X)
+    assert found.outcome.verdict == "held", text(found)
+
+
+STACKED = {"jax.vmap": lambda f, x: jax.vmap(f)(x), "jax.lax.map": jax.lax.map}
+
+
+@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("hands_back", [False, True])
+def test_a_state_that_a_transform_stacks_is_handed_back_row_by_row(name, hands_back):
+    advice = "jax.tree.map(lambda leaf: leaf[0], state)"
+
+    def calls(model, x):
+        graphdef, state = nnx.split(model)
+
+        def f(row):
+            copy = copy_of(graphdef, state)
+            return copy(row), nnx.state(copy) if hands_back else None
+
+        y, new = STACKED[name](f, x[None])
+        if hands_back:
+            nnx.update(model, eval(advice, {"state": new, "jax": jax}))
+        return y
+
+    found = call(calls, Normed(), X)
+    assert broken(found) == ["updates"] * (not hands_back), text(found)
+    if not hands_back:
+        (hint,) = [violation.hint for violation in found.outcome.violations]
+        assert f"return nnx.state(copy), which {name} stacks, and nnx.update(model, {advice})" in hint
+        assert ("write nnx." in hint) == (name == "jax.lax.map")
 
 
 @trees
-@pytest.mark.parametrize(
-    "subject, cure",
-    [
-        (jax.jit(forward), "nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)"),
-        (rematerializes(jax.checkpoint), "nnx.remat instead of jax.checkpoint"),
-        (lambda model, x: jax.lax.cond(True, forward, forward, model, x), "nnx.cond instead of jax.lax.cond"),
-        (learns, "nnx.grad instead of jax.grad"),
-    ],
-    ids=["jit", "checkpoint", "cond", "grad"],
-)
-def test_the_cure_of_a_transform_of_jax_is_that_of_flax(subject, cure):
-    found = call(subject, Normed(), X)
-    assert found.outcome.violations[0].hint.startswith(f"write {cure}, which hands back what f writes; or return ")
+def test_a_transform_that_has_no_twin_gets_none():
+    """Of flax it refuses the write."""
+
+    def maps(model, x, over=jax.vmap):
+        return over(forward, in_axes=(None, 0))(model, x[None])
+
+    hint = call(maps, Normed(), X).outcome.violations[0].hint
+    assert hint.startswith("return nnx.state(copy), which jax.vmap stacks")
+    with pytest.raises(ValueError, match="axis spec None but output was batched"):
+        maps(Normed(), X, over=nnx.vmap)
 
 
 @pytest.mark.parametrize("returned", [True, False])
@@ -175,6 +284,13 @@ def test_counts_of_random_numbers_alone_are_a_note():
         assert report.ok, str(report)
         drawn = ["every call draws the same random numbers: model.dropout" in note for note in report.notes]
         assert drawn == [True] * (not hands_back)
+        assert hands_back or "write nnx.jit(f)(model, x) instead of jax.jit, which" in report.notes[0]
+
+
+def test_the_note_on_random_numbers_names_the_transform():
+    (note,) = check(on_a_copy(lambda f, x: jax.checkpoint(f)(x)), Noisy(), X, transforms="jit", **FEW).notes
+    assert "every call draws the same random numbers" in note
+    assert "write nnx.remat(f)(model, x) instead of jax.checkpoint, which" in note
 
 
 def test_what_ran_before_changes_no_verdict():

@@ -107,6 +107,18 @@ def test_a_scan_saves_for_all_its_steps_on_its_line_and_its_carry_is_kept():
     assert all(fact.bytes == fact.kept for fact in of_remat if fact.scanned), "remat saves what it carries"
 
 
+@named
+def test_what_only_remats_read_is_kept():
+    def layers(x):
+        for _ in range(3):
+            x = jax.checkpoint(lambda x: jnp.sin(jnp.cos(x)))(x)
+        return x.sum()
+
+    facts = [fact for fact in saved(jaxpr_of(jax.grad(layers), X)) if not fact.largest and fact.bytes >= SIZE]
+    assert facts
+    assert all(fact.bytes == fact.kept for fact in facts)
+
+
 def test_what_remats_compute_again_is_apart_with_the_bytes_of_one_of_them():
     line_of_steps = line(block, "length=16")
     for run, count in ((blocks_in_a_loop, 8), (blocks_in_a_scan, 1)):
@@ -154,6 +166,17 @@ def test_a_loop_guards_all_that_it_carries_where_its_condition_has_an_axis():
     assert (fact.type, fact.mapped_loop) == ("float32[4,256,64]", True)
     assert fact.line == line(loop_for_each, "jax.lax.while_loop")
     assert guarded(jaxpr_of(loop_for_all, *args)) == ()
+
+
+def test_a_loop_guards_what_it_writes_again():
+    def one(keys, length):
+        def body(carry):
+            return carry[0] + 1, carry[1].at[carry[0]].set(2.0)
+
+        return jax.lax.while_loop(lambda carry: carry[0] < length, body, (0, keys.at[0].set(1.0)))[1]
+
+    (fact,) = guarded(jaxpr_of(jax.vmap(one), jnp.ones((4, 8, 8)), jnp.arange(4)))
+    assert (fact.array, fact.mapped_loop) == (0, True)
 
 
 class Guards(nnx.Module):

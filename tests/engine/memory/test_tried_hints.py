@@ -203,8 +203,22 @@ class Layered(nnx.Module):
 
     def __call__(self, x):
         for block in self.blocks:
-            x = nnx.remat(Block.__call__, **OFF_BY_ARGUMENT)(block, x) if self.remat else block(x, 1, gelu=True)
+            x = (
+                nnx.remat(lambda block, x: block(x), **OFF_BY_ARGUMENT)(block, x)
+                if self.remat
+                else block(x, 1, gelu=True)
+            )
         return x
+
+
+class InTrunk(nnx.Module):
+    """The same inside of a module that is there once."""
+
+    def __init__(self, remat):
+        self.trunk = Layered(remat)
+
+    def __call__(self, x):
+        return self.trunk(x)
 
 
 class Scanned(nnx.Module):
@@ -224,7 +238,8 @@ class Scanned(nnx.Module):
 
 
 OFF_BY_ARGUMENT: dict[str, Any] = {"graph_updates": False} if remat_takes_graph_updates() else {}
-PUT = {Layered: "put Block.__call__ under nnx.remat(f", Scanned: f"put the body of the scan at {near(__file__)}:"}
+OF_BLOCK = "put Block.__call__ under nnx.remat(f"
+PUT = {Layered: OF_BLOCK, InTrunk: OF_BLOCK, Scanned: f"put the body of the scan at {near(__file__)}:"}
 
 
 def gradient(model, x):
@@ -260,7 +275,14 @@ def test_a_budget_that_a_remat_keeps():
     assert jitted(gradient, Scanned(remat=True), x, memory_budget=most).ok
 
 
-@pytest.mark.parametrize("make", PUT)
+def test_a_multiple_is_one_of_the_peak_that_is_expected_with_the_cure():
+    x = numbers((512, 64))
+    assert not jitted(gradient, Scanned(remat=True), x, memory_budget="0.5x").ok
+    (said,) = tried(jitted(gradient, Scanned(remat=False), x, memory_budget="0.5x"))
+    assert said.endswith(", which is not enough")
+
+
+@pytest.mark.parametrize("make", [Layered, Scanned])
 def test_without_a_gradient_no_remat_is_tried(make, monkeypatch):
     monkeypatch.setattr(cures, "remat", lambda *_: cures.Hint("tried"))
     assert "hint        tried" in str(jitted(gradient, make(remat=False), numbers((4, 64)), memory_budget="1KiB"))

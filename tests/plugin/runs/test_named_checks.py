@@ -46,6 +46,23 @@ class Bare(nnx.Module):
     """Has no method."""
 
 
+class This(nnx.Module):
+    """Calls itself by another name."""
+
+    def __init__(this, *, rngs):
+        this.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(this, x):
+        return this.linear(x)
+
+
+class Self(nnx.Module):
+    """Asks for an argument of the name that others give to themselves."""
+
+    def __init__(this, self):
+        pass
+
+
 def step(model, x):
     return model(x).sum()
 
@@ -109,6 +126,7 @@ def ids_of(result):
 
 
 def test_a_class_whose_constructor_asks_for_rngs_alone(named):
+    named("--nnx-check=models:This", INPUTS, JIT).assert_outcomes(passed=1)
     result = named(*BLOCK, JIT)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines([f"{BLOCK_ID}  1 nesting: 1 passed*"])
@@ -435,6 +453,7 @@ REFUSED = {
     "flx:Block": "there is no module flx, here or installed",
     "models.inner:Block": "there is no module models.inner, here or installed*",
     "models:Wide": "Wide asks for features: write --nnx-build 'Wide(features=..., rngs=nnx.Rngs(0))'",
+    "models:Self": "Self asks for self: write --nnx-build 'Self(self=...)'",
     "models:Block": "Block.__call__ takes x, scale; write --nnx-inputs 'f32[[]8,64]', say (missing a required argument: 'x')",
     "models:Quiet": "a Quiet has no __call__; it has encode; name a method, as models:Quiet.encode",
     "models:Bare": "a Bare has no __call__, and no public method of its own",
