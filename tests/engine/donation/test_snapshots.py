@@ -96,15 +96,36 @@ def an_argument(model, snapshot=None):
 
 def captured(model):
     snapshot = pure(model)
-    found = notes(step, model)
 
-    def reads():
+    def reads(found):
         return found if snapshot else []
 
-    return reads()
+    return reads(notes(step, model))
 
 
-BODIES = {once: 0, of_a_loop: 0, counts: 0, in_each_turn: 1, an_argument: 1, captured: 1}
+def body_of_fixture(model):
+    snapshot = pure(model)
+
+    def body():
+        found = notes(step, model)
+        return found if snapshot else []
+
+    return body
+
+
+def of_a_function_that_is_over(model):
+    return body_of_fixture(model)()
+
+
+BODIES = {
+    once: 0,
+    of_a_loop: 0,
+    counts: 0,
+    in_each_turn: 1,
+    an_argument: 1,
+    captured: 1,
+    of_a_function_that_is_over: 1,
+}
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
