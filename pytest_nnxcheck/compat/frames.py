@@ -21,6 +21,10 @@ from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame, owner
 from pytest_nnxcheck.core.text import near
 
 _TRACES_JITTED = "cache_miss"
+
+_DESCRIBES = frozenset({"eval_shape", "make_jaxpr_f", "lower", "trace", "jit_eval_shape", "jit_lower", "jit_trace"})
+"""Functions of jax that trace one of the user's, and call it in no program: `jax.eval_shape`, `jax.make_jaxpr`, ``jit(f).lower``."""
+
 """The function that jax calls where a jitted function meets new arguments; no frame of Python is called before it."""
 
 _IN = ".<locals>."
@@ -71,6 +75,14 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
 def transforms_by_itself(frame: FrameType) -> bool:
     """True if a function of jax calls a transform that the user did not write."""
     return frame.f_code.co_name in ("make_jaxpr_f", "custom_root") and of_frame(frame) == "jax"
+
+
+def describes(frame: FrameType) -> bool:
+    """True if a function of jax traces a user's function in this frame to describe its program, which is part of no other: `jax.eval_shape`, say.
+
+    No public way. Tried on all versions.
+    """
+    return frame.f_code.co_name in _DESCRIBES and of_frame(frame) == "jax"
 
 
 def called(frame: FrameType) -> str:

@@ -157,8 +157,8 @@ def marks_kept(variables: Iterable[Any], mark: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writes_noted(note: Callable[[Any], None], mark: str) -> Iterator[None]:
-    """Call ``note(variable)`` after each write of another value to a Variable for a while: by ``value``, ``[...]``, ``set_value`` or `nnx.update`.
+def writes_noted(note: Callable[[Any, Any], None], mark: str) -> Iterator[None]:
+    """Call ``note(variable, value before)`` after each write of another value to a Variable for a while: by ``value``, ``[...]``, ``set_value`` or `nnx.update`.
 
     A transform of flax that hands its state out does not write in these ways. No public way: the hooks of Variables are deprecated from flax
     0.12 on. Tried on all versions.
@@ -172,7 +172,7 @@ def writes_noted(note: Callable[[Any], None], mark: str) -> Iterator[None]:
             before = variable_value(self)
             result = method(self, *args, **kwargs)
             if variable_value(self) is not before:
-                note(self)
+                note(self, before)
             return result
 
         return write
@@ -186,7 +186,7 @@ def writes_noted(note: Callable[[Any], None], mark: str) -> Iterator[None]:
             result = update(node, *states, **kwargs)
         for variable, value in before:
             if variable_value(variable) is not value:
-                note(variable)
+                note(variable, value)
         return result
 
     with contextlib.ExitStack() as patches:
@@ -195,6 +195,45 @@ def writes_noted(note: Callable[[Any], None], mark: str) -> Iterator[None]:
                 patches.enter_context(mock.patch.object(nnx.Variable, name, noted(method, names)))
         patches.enter_context(mock.patch.object(nnx, "update", updated))
         yield
+
+
+@contextlib.contextmanager
+def clones_noted(note: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``note(copy)`` with each copy that `nnx.clone` makes for a while, whatever name the user's code has for the function.
+
+    No public way: it calls ``merge`` of its own module, which is replaced there. Tried on all versions.
+    """
+    clone = inspect.unwrap(nnx.clone)
+    merge = clone.__globals__["merge"]
+
+    @functools.wraps(merge)
+    def merged(*args: Any, **kwargs: Any) -> Any:
+        copy = merge(*args, **kwargs)
+        if sys._getframe(1).f_code is clone.__code__:
+            note(copy)
+        return copy
+
+    with mock.patch.dict(clone.__globals__, {"merge": merged}):
+        yield
+
+
+def is_computed(value: Any) -> bool:
+    """True if an equation of a trace made a value: it is no argument of the traced function, and nothing that the function captured.
+
+    What a derivative or a `vmap` holds in its place is taken for it. No public way: tracers know their equation from jax 0.7 on (``parent``), before
+    it is in the frame of the trace. Tried on jax 0.4.33, 0.5.3, 0.6.2, 0.10.2 and 0.12.
+    """
+    while (
+        inner := next((each for name in ("primal", "val") if is_tracer(each := _read(value, name))), None)
+    ) is not None:
+        value = inner
+    if not is_tracer(value):
+        return False
+    if (parent := _read(value, "parent", _ABSENT)) is not _ABSENT:
+        return parent is not None
+    frame = _read(_read(value, "_trace"), "frame")
+    var = getattr(frame, "tracer_to_var", {}).get(id(value))
+    return var is not None and any(var is made for eqn in frame.eqns for made in eqn.outvars)
 
 
 def trace_identity(tracer: Any) -> tuple[Any, Any]:

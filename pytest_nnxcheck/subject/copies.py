@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
-from unittest import mock
 
 import jax
 from flax import nnx
@@ -84,15 +83,13 @@ class CopyWatch:
     """The last write to a copy of each Variable."""
     returned: set[Path] = field(default_factory=set)
     """The Variables that the call returns a copy of."""
-    _paused: int = 0
+    _copies: dict[int, Any] = field(default_factory=dict)
+    """The copies that were written, by id."""
     _patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
         self._patches.enter_context(graph.writes_noted(self._note, MARK))
-        self._patches.enter_context(mock.patch.object(nnx, "clone", self._meant(nnx.clone)))
-        for module in (jax, nnx):
-            shapes_of = mock.patch.object(module, jax.eval_shape.__name__, self._in_vain(module.eval_shape))
-            self._patches.enter_context(shapes_of)
+        self._patches.enter_context(graph.clones_noted(self._meant))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -120,37 +117,23 @@ class CopyWatch:
 
         return call
 
-    def _note(self, variable: Any) -> None:
+    def _note(self, variable: Any, before: Any) -> None:
         mark = graph.variable_metadata(variable).get(MARK)
-        if self._paused or not isinstance(mark, Mark) or mark != Mark(self.trace):
+        if not isinstance(mark, Mark) or mark != Mark(self.trace) or isinstance(variable, nnx.Intermediate):
             return
-        is_copy = mark.original not in (0, id(variable)) and mark.kind is type(variable)
-        if is_copy and not isinstance(variable, nnx.Intermediate):
-            place = where_written(inspect.currentframe())
+        if mark.original in (0, id(variable)) or mark.kind is not type(variable):
+            return
+        # A copy has the value of the caller's, until it is written. What was computed from that, a gradient or a sum, takes over the metadata too.
+        if id(variable) not in self._copies and graph.is_computed(before):
+            return
+        if (place := where_written(inspect.currentframe())) is not None:
+            self._copies[id(variable)] = variable
             self.written[mark.path] = Write(mark.path, *place, random=isinstance(variable, nnx.RngState))
 
-    def _meant(self, clone: Callable[..., Any]) -> Callable[..., Any]:
-        """`nnx.clone`, whose copies are made on purpose."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            copy = clone(*args, **kwargs)
-            for variable in variables_in(copy):
-                graph.set_metadata(variable, MARK, Mark(self.trace))
-            return copy
-
-        return call
-
-    def _in_vain(self, eval_shape: Callable[..., Any]) -> Callable[..., Any]:
-        """``eval_shape``, which asks for shapes alone."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._paused += 1
-            try:
-                return eval_shape(*args, **kwargs)
-            finally:
-                self._paused -= 1
-
-        return call
+    def _meant(self, copy: Any) -> None:
+        """A copy of `nnx.clone`, which is made on purpose."""
+        for variable in variables_in(copy):
+            graph.set_metadata(variable, MARK, Mark(self.trace))
 
 
 def variables_in(tree: Any) -> Iterator[Any]:
@@ -166,10 +149,18 @@ def variables_in(tree: Any) -> Iterator[Any]:
             yield from (variable for _, variable in graph.variables(leaf) if isinstance(variable, nnx.Variable))
 
 
-def where_written(frame: FrameType | None) -> tuple[str, str, str]:
-    """The user's line that writes in a frame, the innermost transform of jax that the user called around it, and the line that calls that."""
-    line, transform = "", ""
+def where_written(frame: FrameType | None) -> tuple[str, str, str] | None:
+    """The user's line that writes in a frame, the innermost transform of jax that the user called around it, and the line that calls that.
+
+    `None` where the write is part of no program: the user asks for shapes, or for a program alone.
+    """
+    line, transform, stack = "", "", list[FrameType]()
     while frame is not None and not surrounds(frame.f_code.co_filename):
+        stack.append(frame)
+        frame = frame.f_back
+    if any(map(frames.describes, stack)):
+        return None
+    for frame in stack:
         if of_frame(frame) == "user":
             here = near(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             line = line or here
@@ -178,7 +169,6 @@ def where_written(frame: FrameType | None) -> tuple[str, str, str]:
         elif is_of_jax_or_flax(frame) and (name := frames.called(frame)):
             # Those of flax call those of jax: the outermost is the one that the user calls.
             transform = spelled(name) if of_frame(frame) == "jax" else "nnx"
-        frame = frame.f_back
     return line, transform if transform.startswith("jax.") else "", ""
 
 

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from flax.nnx import clone
 from healthy import FLAX, WIDTH, Case, assign, numbers, rngs
+from jax import eval_shape
 
 MODULES_ARE_TREES = (0, 12)
 """The flax from which a transform of jax takes a module."""
@@ -248,6 +250,59 @@ def asks_for_shapes(model: Any, x: jax.Array) -> jax.Array:
     return x * len(nnx.eval_shape(forward, model, x).shape)
 
 
+def evaluates_imported_clone(model: Any, x: jax.Array) -> jax.Array:
+    return clone(model)(x)
+
+
+def asks_for_shapes_imported(model: Any, x: jax.Array) -> jax.Array:
+    return x * eval_shape(lambda state, x: forward(nnx.merge(nnx.graphdef(model), state), x), nnx.state(model), x).size
+
+
+def asks_for_the_program(model: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(model)
+    return x * len(jax.make_jaxpr(lambda state, x: nnx.merge(graphdef, state)(x))(state, x).eqns)
+
+
+def asks_for_the_lowered_program(model: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(model)
+    jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x)
+    return x
+
+
+KINDS = (nnx.Param, nnx.BatchStat) if FLAX >= (0, 12) else (nnx.VariableState,)
+"""The types of the leaves of a state."""
+
+
+def variables(state: Any) -> list[Any]:
+    return jax.tree.leaves(state, is_leaf=lambda leaf: type(leaf) in KINDS)
+
+
+def clips_gradients(model: Any, x: jax.Array) -> Any:
+    """Write to the gradients, in place."""
+    gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+    for gradient in variables(gradients):
+        assign(gradient, jnp.clip(*jax.tree.leaves(gradient), -1, 1))
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradients))
+
+
+def sums_squares(model: Any, x: jax.Array) -> Any:
+    """Add up in a state of zeros, as elastic weight consolidation does."""
+    total = jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param))
+    for row in x:
+        gradients = nnx.grad(lambda model, row=row: (model(row[None]) ** 2).mean())(model)
+        nnx.update(total, jax.tree.map(lambda sum_, gradient: sum_ + gradient**2, total, gradients))
+    return sum(leaf.sum() for leaf in jax.tree.leaves(total))
+
+
+def perturbs_a_copy(model: Any, x: jax.Array) -> Any:
+    """Evaluate a child of the parameters, as evolution strategies do."""
+    graphdef, state = nnx.split(model)
+    child = nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+    for leaf in variables(nnx.variables(child)):
+        assign(leaf, sum(jax.tree.leaves(leaf)) + 0.1)
+    return child(x).mean()
+
+
 def evaluates_merged(model: Any, x: jax.Array) -> jax.Array:
     graphdef, state = nnx.split(model)
     merged = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf * 1, state))
@@ -336,6 +391,13 @@ ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
     "clone": (of(Normed, evaluates_clone), (0, 10)),
     "deepcopy": (of(Normed, evaluates_deepcopy), (0, 10)),
     "shapes": (of(Normed, asks_for_shapes), (0, 10)),
+    "imported clone": (of(Normed, evaluates_imported_clone), (0, 10)),
+    "imported eval_shape": (of(Normed, asks_for_shapes_imported), (0, 10)),
+    "program": (of(Normed, asks_for_the_program), (0, 10)),
+    "lowered program": (of(Normed, asks_for_the_lowered_program), (0, 10)),
+    "gradients clipped in place": (of(linear, clips_gradients), (0, 10)),
+    "squares of gradients": (of(linear, sums_squares), MODULES_ARE_TREES),
+    "child of the parameters": (of(linear, perturbs_a_copy), (0, 10)),
     "merged": (of(Normed, evaluates_merged), (0, 10)),
     "MAML by a clone": (of(linear, adapts_clone), (0, 10)),
     "MAML by parameters": (of(linear, adapts_merged), (0, 10)),
