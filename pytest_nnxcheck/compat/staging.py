@@ -205,8 +205,10 @@ def without_leak_check() -> contextlib.AbstractContextManager[object]:
     return off
 
 
-def policy_names(policy: Any) -> frozenset[str]:
+def policy_names(policy: Any, depth: int = 2) -> frozenset[str]:
     """The names of values that a policy of `jax.checkpoint` is about, such as those of ``save_only_these_names``; none for any other policy.
+
+    A policy may be made of others, and may call itself: ``depth`` ends the search.
 
     No public way: a function keeps them in its closure, an object of jax 0.10 in its attributes. Tried on all versions.
     """
@@ -214,7 +216,8 @@ def policy_names(policy: Any) -> frozenset[str]:
     kept = [*cells, *getattr(policy, "__dict__", {}).values()]
     found = (value for value in kept if isinstance(value, frozenset | set | tuple | list))
     named = {name for value in found for name in value if isinstance(name, str)}
-    return frozenset(named.union(*(policy_names(inner) for inner in kept if callable(inner))))
+    inner = (policy_names(other, depth - 1) for other in kept if callable(other) and depth)
+    return frozenset(named.union(*inner))
 
 
 def policy_saves(policy: Any, eqn: Any) -> bool:

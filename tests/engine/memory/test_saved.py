@@ -68,8 +68,8 @@ def layers_in_a_loop_in_a_library(x):
     return nnx.Sequential(*[lambda x: jnp.sin(x)] * 3)(x).sum()  # noqa: PLW0108 - a line of the user's
 
 
-def around_it(x):
-    return jnp.sum(sum(jax.jit(once)(x) for _ in range(3)))
+def gradients_in_a_loop(x):
+    return sum(jax.grad(once)(x + k) for k in range(3))
 
 
 @named
@@ -79,6 +79,9 @@ def test_the_values_of_a_line_are_one_fact_that_says_whether_it_runs_several_tim
     assert lines_of(in_a_comprehension, X) == {line(in_a_comprehension, "jnp.sin"): (3 * SIZE, True)}
     assert lines_of(called_from_two_lines, X) == {line(called_from_two_lines, "jnp.sin"): (2 * SIZE, True)}
     assert lines_of(jax.jit(once), X) == lines_of(once, X)
+    assert not any(fact.repeated for fact in saved(jaxpr_of(gradients_in_a_loop, X))), (
+        "each has a backward part of its own"
+    )
 
 
 @named
@@ -203,6 +206,16 @@ def test_a_guarded_write_that_xla_makes_in_place_is_no_advice(form):
 POLICIES = jax.checkpoint_policies
 
 
+def recursive():
+    def policy(primitive, *avals, **params):
+        return bool(params.get("again")) and policy(primitive)
+
+    return policy
+
+
+calls_itself = recursive()
+
+
 @pytest.mark.parametrize(
     "policy, names",
     [
@@ -211,7 +224,7 @@ POLICIES = jax.checkpoint_policies
         (POLICIES.save_only_these_names("attention"), ("'attention'",)),
         (POLICIES.save_any_names_but_these("attention"), ()),
         (POLICIES.save_from_both_policies(POLICIES.dots_saveable, POLICIES.save_only_these_names("attention")), ()),
-        (POLICIES.save_from_both_policies(POLICIES.nothing_saveable, POLICIES.save_only_these_names("attention")), ("'attention'",)),
+        (POLICIES.save_from_both_policies(calls_itself, POLICIES.save_only_these_names("attention")), ("'attention'",)),
         (POLICIES.save_and_offload_only_these_names(names_which_can_be_saved=[], names_which_can_be_offloaded=["attention"], offload_src="device", offload_dst="pinned_host"), ("'attention'",)),
         (POLICIES.nothing_saveable, ()),
         (POLICIES.dots_with_no_batch_dims_saveable, ()),
