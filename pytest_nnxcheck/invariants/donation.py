@@ -62,7 +62,7 @@ def of_program(ran: Ran) -> Iterator[Finding | Note]:
     seen, originals = ran.observation, ran.call.originals
     after = {move.before.path: move.after for move in seen.moves}
     found = [finding for pair in originals.shared if (finding := sharing(*pair, ran)) is not None]
-    by_user = donated_by_user(ran, [(finding.path, finding.other) for finding in found])
+    by_user = donated_by_user(ran, [(finding.path, finding.other) for finding in found]) | state_twice(ran, found)
     yield from (finding for finding in found if (finding.path, finding.other) in by_user)
     if rest := [finding for finding in found if (finding.path, finding.other) not in by_user]:
         yield BuffersShared(tuple(counts(rest)))
@@ -84,6 +84,26 @@ def donated_by_user(ran: Ran, pairs: Sequence[tuple[str, str]]) -> frozenset[tup
         return frozenset()
     inside = call.tried("donated inside", lambda: observe(call, Nesting(mode=call.nesting.mode)).inside)
     return frozenset((finding.path, finding.other) for finding in broken_inside(ran, inside, pairs))
+
+
+def state_twice(ran: Ran, found: Iterable[SharedBuffer]) -> frozenset[tuple[str, str]]:
+    """The pairs of leaves in one buffer that each are state of their own: the call writes both, or modules hold both and are no two copies of one.
+
+    An optimizer that keeps the parameters is one, and so are two parameters of a layer that begin as one array. A snapshot is none.
+    """
+    subject, walked = ran.call.subject, ran.call.originals.walk
+    types = {path: type(node) for path, node in walked.nodes if not graph.is_variable(node)} if walked else {}
+    changed = {subject.path(path) for path in ran.profile.state.changed}
+
+    def is_state(one: str, two: str) -> bool:
+        if {one, two} & {*subject.input_names}:
+            return False
+        outer, other = holders(one, two)
+        are_copies = outer in types and types[outer] is types.get(other)
+        in_modules = all(leaf.rpartition(".")[0] in types for leaf in (one, two))
+        return not are_copies and ({one, two} <= changed or in_modules)
+
+    return frozenset((each.path, each.other) for each in found if is_state(each.path, each.other))
 
 
 def holders(one: str, two: str) -> tuple[str, str]:

@@ -158,7 +158,7 @@ def test_a_donated_array_is_returned():
 
 def test_an_array_that_is_shared_or_viewed_is_copied():
     x = numbers((64,))
-    assert hint("shared") in flat(str(one(Tied(share=True), x, nesting="jit", donate="all")))
+    assert hint("shared") in flat(str(one(Tied(share=True), x, nesting="jit")))
     assert "copy the view: np.array(view), or drop it before the step" in flat(
         str(one(Tied(share=False, view=np.asarray), x, nesting="jit"))
     )

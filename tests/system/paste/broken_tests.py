@@ -79,7 +79,7 @@ WEIGHTS = jnp.ones((200, 200))
 def test_captured(nnx_wrap):
     nnx_wrap(lambda model, x: model(x) @ WEIGHTS)(nnx.Linear(4, 200, rngs=rngs()), jnp.ones((2, 4)))
 
-@pytest.mark.nnx_invariants(transforms="jit", max_depth=1, max_examples=0, donate="all")
+@marked
 def test_shared(nnx_wrap):
     pair = bugs.Pair(100)
     pair.b = nnx.Param(pair.a[...])
