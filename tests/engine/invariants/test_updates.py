@@ -279,6 +279,7 @@ def test_what_a_call_sows_need_not_come_back():
     assert call(functional(hands_back=False), Follows(nnx.Intermediate), X).outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_counts_of_random_numbers_alone_are_a_note():
     for hands_back in (False, True):
         report = check(functional(hands_back=hands_back), Noisy(), X, transforms="jit", **FEW)
@@ -288,6 +289,7 @@ def test_counts_of_random_numbers_alone_are_a_note():
         assert hands_back or "write nnx.jit(f)(model, x) instead of jax.jit, which" in report.notes[0]
 
 
+@pytest.mark.slow
 def test_the_note_on_random_numbers_names_the_transform():
     (note,) = check(on_a_copy(lambda f, x: jax.checkpoint(f)(x)), Noisy(), X, transforms="jit", **FEW).notes
     assert "every call draws the same random numbers" in note

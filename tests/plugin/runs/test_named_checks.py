@@ -143,6 +143,7 @@ def test_a_class_that_breaks_an_invariant_fails_with_a_replay_that_can_be_run(na
     named("--nnx-check=models:Block", INPUTS, "--nnx-memory-budget=1MiB", JIT).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_the_program_to_paste_runs_without_the_plugin(named, pytester):
     result = named("--nnx-check=models:Block", INPUTS, TIGHT, JIT)
     (program,) = set(re.findall(r"program +(\S+\.py)", result.stdout.str()))
@@ -176,6 +177,7 @@ def test_a_constructor_that_asks_for_more_is_given_it_by_build(named):
     result.stdout.fnmatch_lines(["nnx-check::models:Wide(Wide(8, rngs=nnx.Rngs(0));f32(2,8))  *"])
 
 
+@pytest.mark.slow
 def test_build_may_make_the_whole_case_of_a_function_a_class_and_a_method(named):
     whole = "--nnx-build=(step, Block(nnx.Rngs(0)), jnp.ones((5, 4)))"
     block = "--nnx-build=(Block(nnx.Rngs(0)), jnp.ones((5, 4)))"
@@ -349,6 +351,7 @@ def test_the_first_failure_stops_the_run(named):
     named("--nnx-check=models:number", *BLOCK, "-x", JIT).assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_run_them(named):
     pytest.importorskip("xdist")
     result = named(*BLOCK, "--nnx-check=models:number", "-n2", JIT, subprocess=True)
@@ -394,6 +397,7 @@ def test_settings_reports_and_junit_are_those_of_any_test(named, pytester):
     assert 'classname="nnx-check" name="models:Block(f32(2,4))"' in (pytester.path / "j.xml").read_text()
 
 
+@pytest.mark.slow
 def test_a_baseline_and_expected_failures_know_them_by_their_id(named, pytester):
     few = ["--nnx-transforms=jit", "--nnx-styles=argument", "--nnx-max-examples=0"]
     named(*BLOCK, *few, "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update").assert_outcomes(passed=1)
