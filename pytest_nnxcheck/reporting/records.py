@@ -18,8 +18,10 @@ from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from pytest_nnxcheck.core.facts import Leak, Lost, Stamp
+from pytest_nnxcheck.core.memory_picture import Picture
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Verdict, Violation
-from pytest_nnxcheck.core.peak import Buffer, Captured, OnTarget, PeakLine, Split
+from pytest_nnxcheck.core.peak import Buffer, Captured, PeakLine, Split
 from pytest_nnxcheck.core.text import Row, Unreadable
 
 VERSION = 2
@@ -141,6 +143,7 @@ class NestingRecord:
     moves: tuple[Lost, ...] = ()
     reusable: tuple[str, ...] = ()
     targets: tuple[OnTarget, ...] = ()
+    picture: Picture | None = None
 
 
 @dataclass(frozen=True, slots=True)

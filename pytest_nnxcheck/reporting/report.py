@@ -18,8 +18,9 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import JIT, MODES, InvariantRow, rows_of, severity
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
-from pytest_nnxcheck.core.peak import OnTarget, default_budget
+from pytest_nnxcheck.core.peak import default_budget
 from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row, some
 from pytest_nnxcheck.reporting import memory_breakdown, target_rows, violations
