@@ -18,6 +18,7 @@ from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Evidence, Leak, Lost, Observation
+from pytest_nnxcheck.core.ledger import ledger
 from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
 from pytest_nnxcheck.core.notes import Fact, Mapped, Note, RaisedUnNested, ValueAsked
@@ -498,8 +499,20 @@ def evidence(ran: Ran, bound: Bound | None, *, drawn: bool) -> Evidence:
         ),
         reusable=reusable(ran) if observation.memory else (),
         targets=observation.targets,
+        ledger=ledger(observation.memory, heads(ran))
+        if drawn and observation.memory and observation.memory.named
+        else (),
         picture=Picture.of(observation.memory) if drawn and observation.memory else None,
     )
+
+
+def heads(ran: Ran) -> dict[str, str]:
+    """The head in the ledger of each leaf of the state, by name."""
+    subject = ran.call.subject
+    return {
+        subject.path(path): "optimizer state" if graph.is_optimizer_state(variable) else "state"
+        for path, variable in graph.variables(subject.state)
+    }
 
 
 def reusable(ran: Ran) -> tuple[str, ...]:

@@ -106,6 +106,11 @@ class Order:
         return list(itertools.accumulate(change))[:-1]
 
 
+Part = Literal["", "gradients", "saved for the backward pass", "casts"]
+"""The part of a temporary: a gradient has the type of a parameter, and is made by the backward pass; what is saved is made before that, and read by it; a cast
+is all of an argument in another dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """One buffer that is live at the peak."""
@@ -136,6 +141,8 @@ class Buffer:
     """The numbers of the arguments that it is made of. They are those of the flat arguments where the program was lowered with ``keep_unused``."""
     broadcast: bool = field(default=False, metadata=UNRECORDED)
     """True if it repeats far fewer elements, and computes nothing."""
+    part: Part = field(default="", metadata=UNRECORDED)
+    """Its part in a training step or a loop, where it has one."""
     live: Live | None = field(default=None, metadata=UNRECORDED, compare=False)
     """The instructions for which it is alive; `None` for a constant that is part of a fusion."""
 

@@ -18,6 +18,9 @@ CAPTURED = 2
 SHARE = 0.05
 """The part of a whole below which a line, a buffer or a summand is not shown: who cures it gains nothing that they would notice."""
 
+HELD = 0.01
+"""The part of a peak below which a head of its ledger is not shown."""
+
 LEAST = 1024
 """Bytes below which a line is not shown, however small the program is."""
 
@@ -32,7 +35,15 @@ def rows(evidence: Evidence) -> tuple[Row, ...]:
     split = evidence.split
     if split is None:
         return ()
-    return (*beside(evidence, split), *where(evidence, split), *captured(evidence, split))
+    return (*held(evidence), *beside(evidence, split), *where(evidence, split), *captured(evidence, split))
+
+
+def held(evidence: Evidence) -> Iterator[Row]:
+    """The ledger of the peak: what is in memory, the largest first."""
+    least = HELD * sum(size for _, size in evidence.ledger)
+    heads = [(name, size) for name, size in sorted(evidence.ledger, key=lambda head: -head[1]) if size >= least]
+    if heads:
+        yield "holds", ", ".join(f"{name} {format_bytes(size)}" for name, size in heads)
 
 
 def of_un_nested(name: str, evidence: Evidence) -> tuple[Row, ...]:

@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from pytest_nnxcheck.core.facts import Leak, Lost, Stamp
+from pytest_nnxcheck.core.ledger import Ledger
 from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Verdict, Violation
@@ -143,6 +144,7 @@ class NestingRecord:
     moves: tuple[Lost, ...] = ()
     reusable: tuple[str, ...] = ()
     targets: tuple[OnTarget, ...] = ()
+    ledger: Ledger = ()
     picture: Picture | None = None
 
 

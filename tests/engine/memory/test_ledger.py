@@ -1,0 +1,75 @@
+"""The ledger of a peak: its heads add up to it, and each byte of a training step is under its own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from healthy import rngs
+from wild_training import apply_gradients, optimizer_of
+
+from pytest_nnxcheck import check
+
+WIDE, ROWS = 256, 1024
+OF_BATCH = 4 * WIDE * ROWS
+"""The bytes of what a wide layer makes of the batch."""
+
+MEMORY = {"nesting": "jit", "invariants": "memory"}
+
+
+class Mlp(nnx.Module):
+    """Two layers, with something between them that the backward pass needs."""
+
+    def __init__(self, rngs):
+        self.first, self.second = nnx.Linear(8, WIDE, rngs=rngs), nnx.Linear(WIDE, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.tanh(self.first(x)))
+
+
+def step(model, optimizer, x):
+    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    apply_gradients(optimizer, model, gradients)
+    return loss
+
+
+def cast_for_a_loop(model, x):
+    """All of a kernel in another dtype, which a loop takes."""
+    kernel = model.second.kernel[...].astype(jnp.float16)
+    return jax.lax.fori_loop(0, 3, lambda _, x: jnp.sort(x + kernel, axis=0), x)
+
+
+def ledger_of(subject, *args, **settings):
+    (outcome,) = check(subject, *args, **MEMORY, **settings).outcomes
+    found = dict(outcome.evidence.ledger)
+    assert sum(found.values()) == outcome.peak
+    return found
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 7), reason="before, the operations of a backward pass have no name")
+def test_a_training_step_has_its_bytes_under_their_heads():
+    model = Mlp(rngs())
+    found = ledger_of(step, *optimizer_of(model), jnp.ones((ROWS, 8)))
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
+    assert found["state"] == state
+    assert 2 * state <= found["optimizer state"] <= 2 * state + 16
+    assert found["inputs"] == 4 * 8 * ROWS
+    assert found["saved for the backward pass"] >= OF_BATCH
+    assert found.get("not explained", 0) < 0.05 * sum(found.values())
+
+
+def test_a_forward_call_saves_nothing():
+    found = ledger_of(Mlp(rngs()), jnp.ones((ROWS, 8)))
+    assert found["other temporaries"] >= OF_BATCH
+    assert not {"saved for the backward pass", "gradients"} & found.keys()
+
+
+def test_a_cast_of_the_state_is_one():
+    found = ledger_of(cast_for_a_loop, Mlp(rngs()), jnp.ones((WIDE, 8), jnp.float16))
+    assert found["casts of the state"] == 2 * WIDE * 8
+
+
+def test_the_message_of_a_failure_has_the_largest_heads():
+    report = check(Mlp(rngs()), jnp.ones((ROWS, 8)), **MEMORY, memory_budget="1KiB")
+    assert "holds       other temporaries 1.0 MiB" in str(report)
