@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -34,10 +36,8 @@ def step(model, optimizer, x):
     return loss
 
 
-def cast_for_a_loop(model, x):
-    """All of a kernel in another dtype, which a loop takes."""
-    kernel = model.second.kernel[...].astype(jnp.float16)
-    return jax.lax.fori_loop(0, 3, lambda _, x: jnp.sort(x + kernel, axis=0), x)
+def decode(model, x):
+    return jax.lax.scan(lambda x, _: (model(x), None), x, length=8)[0]
 
 
 def ledger_of(subject, *args, **settings):
@@ -65,11 +65,14 @@ def test_a_forward_call_saves_nothing():
     assert not {"saved for the backward pass", "gradients"} & found.keys()
 
 
-def test_a_cast_of_the_state_is_one():
-    found = ledger_of(cast_for_a_loop, Mlp(rngs()), jnp.ones((WIDE, 8), jnp.float16))
-    assert found["casts of the state"] == 2 * WIDE * 8
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="older XLA for the CPU makes no bfloat16")
+def test_weights_that_are_cast_before_a_loop_are_casts_of_the_state():
+    """float32 weights and arithmetic in bfloat16: half of the state once more."""
+    model = nnx.Sequential(*(nnx.Linear(WIDE, WIDE, dtype=jnp.bfloat16, rngs=rngs()) for _ in range(4)))
+    found = ledger_of(decode, model, jnp.ones((2, WIDE), jnp.bfloat16))
+    assert found["casts of the state"] >= found["state"] // 2
 
 
 def test_the_message_of_a_failure_has_the_largest_heads():
     report = check(Mlp(rngs()), jnp.ones((ROWS, 8)), **MEMORY, memory_budget="1KiB")
-    assert "holds       other temporaries 1.0 MiB" in str(report)
+    assert re.search(r"^ *holds +other temporaries \d\.0 MiB", str(report), re.MULTILINE)
