@@ -152,9 +152,14 @@ class Buffer:
         return self.stack[0] if self.stack else self.layer
 
     @property
+    def made_of(self) -> str:
+        """How it is made of the argument that it names."""
+        return "cast of" if self.part == "casts" else "copy of" if self.whole else "part of"
+
+    @property
     def label(self) -> str:
         """Its type, what it is, and where it was made: ``float32[8,64] copy of model.kernel, model.py:7``."""
-        what = f"{'copy' if self.whole else 'part'} of {self.name}" if self.name else self.operation
+        what = f"{self.made_of} {self.name}" if self.name else self.operation
         return f"{self.shape} {what}" + (f", {self.place.rpartition('/')[2]}" if self.place else "")
 
     @property

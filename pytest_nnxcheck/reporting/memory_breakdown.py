@@ -168,7 +168,7 @@ def describe(held: Buffer) -> str:
     """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel (XLA: while, dynamic-slice)``."""
     text = f"{format_bytes(held.bytes)} {held.kind} {held.shape} {held.operation}"
     if held.name:
-        text += f"   {'copy' if held.whole else 'part'} of {listed(held.name, held.joined)}"
+        text += f"   {held.made_of} {listed(held.name, held.joined)}"
         text += f" (XLA: {', '.join(held.through)})" if held.through else ""
     return text + ("   inserted by XLA for this loop" if held.inserted and held.place else "")
 

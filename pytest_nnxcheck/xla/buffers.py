@@ -390,8 +390,13 @@ class _Reader:
         )
         large = [value for value in values if 2 * self.module.shape(value).size > size]
         broadcast = bool(large) and all(map(self._is_broadcast, large))
-        part = self._part(self._at(held.values, peak), origin_of) if kind == "temporary" else ""
-        return replace(chosen, live=held.live, broadcast=broadcast, part=part)
+        if kind != "temporary":
+            return replace(chosen, live=held.live, broadcast=broadcast)
+        now = self._at(held.values, peak)
+        casts = [origin_of[value].parameters for value in now if origin_of[value].cast]
+        parameters = tuple(casts[0]) if casts else chosen.parameters
+        part = self._part(now, origin_of)
+        return replace(chosen, live=held.live, broadcast=broadcast, part=part, parameters=parameters)
 
     def _is_broadcast(self, value: Position) -> bool:
         """True if a value repeats far fewer elements, and computes nothing."""
