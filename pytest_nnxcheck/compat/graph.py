@@ -225,8 +225,12 @@ def clones_noted(note: Callable[[Any], None]) -> Iterator[None]:
         yield
 
 
+_COPIES = ("copy", "copy_p")
+"""The equation of `jnp.copy`, by its names."""
+
+
 def is_computed(value: Any) -> bool:
-    """True if an equation of a trace made a value: it is no argument of the traced function, and nothing that the function captured.
+    """True if an equation of a trace made a value: it is no argument of the traced function, nothing that the function captured, and no copy of these.
 
     What a derivative or a `vmap` holds in its place is taken for it. No public way: tracers know their equation from jax 0.7 on (``parent``), before
     it is in the frame of the trace. Tried on jax 0.4.33, 0.5.3, 0.6.2, 0.10.2 and 0.12.
@@ -238,10 +242,14 @@ def is_computed(value: Any) -> bool:
     if not is_tracer(value):
         return False
     if (parent := _read(value, "parent", _ABSENT)) is not _ABSENT:
-        return parent is not None
+        is_copy = parent is not None and parent.primitive.name in _COPIES
+        return is_computed(parent.in_tracers[0]) if is_copy else parent is not None
     frame = _read(_read(value, "_trace"), "frame")
     var = getattr(frame, "tracer_to_var", {}).get(id(value))
-    return var is not None and any(var is made for eqn in frame.eqns for made in eqn.outvars)
+    maker = {made: eqn for eqn in getattr(frame, "eqns", ()) for made in eqn.outvars}
+    while var in maker and maker[var].primitive.name in _COPIES:
+        (var,) = maker[var].invars
+    return var in maker
 
 
 def trace_identity(tracer: Any) -> tuple[Any, Any]:

@@ -294,15 +294,6 @@ def sums_squares(model: Any, x: jax.Array) -> Any:
     return sum(leaf.sum() for leaf in jax.tree.leaves(total))
 
 
-def perturbs_a_copy(model: Any, x: jax.Array) -> Any:
-    """Evaluate a child of the parameters, as evolution strategies do."""
-    graphdef, state = nnx.split(model)
-    child = nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
-    for leaf in variables(nnx.variables(child)):
-        assign(leaf, sum(jax.tree.leaves(leaf)) + 0.1)
-    return child(x).mean()
-
-
 def evaluates_merged(model: Any, x: jax.Array) -> jax.Array:
     graphdef, state = nnx.split(model)
     merged = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf * 1, state))
@@ -397,7 +388,6 @@ ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
     "lowered program": (of(Normed, asks_for_the_lowered_program), (0, 10)),
     "gradients clipped in place": (of(linear, clips_gradients), (0, 10)),
     "squares of gradients": (of(linear, sums_squares), MODULES_ARE_TREES),
-    "child of the parameters": (of(linear, perturbs_a_copy), (0, 10)),
     "merged": (of(Normed, evaluates_merged), (0, 10)),
     "MAML by a clone": (of(linear, adapts_clone), (0, 10)),
     "MAML by parameters": (of(linear, adapts_merged), (0, 10)),

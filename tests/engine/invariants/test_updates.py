@@ -6,6 +6,7 @@ import inspect
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 from checking import FEW, broken, call, flat, line, text
 from copied import (
@@ -365,3 +366,20 @@ def test_an_array_that_a_clone_shares_is_no_stale_read():
     target = nnx.clone(model)  # shares its arrays, from flax 0.11 on
     report = check(lambda model, x: model(x) - target(x), model, X, transforms="jit", invariants="updates", **FEW)
     assert report.ok, str(report)
+
+
+def test_what_an_equation_computes_is_no_copy_of_an_argument():
+    """An argument of a trace, and `jnp.copy` of one, are; in a derivative, under `vmap` and in a jit too."""
+    found = []
+
+    def look(x):
+        found.append([graph.is_computed(value) for value in (x, jnp.copy(x), x + 1, jnp.copy(x + 1))])
+        return (x**2).sum()
+
+    def program(x):
+        jax.grad(look)(x)
+        jax.jit(look)(x)
+        return look(x), jax.vmap(look)(x[None])
+
+    jax.make_jaxpr(program)(jnp.ones(3))
+    assert found[:3] == [[False, False, True, True]] * 3
