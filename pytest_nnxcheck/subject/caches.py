@@ -133,9 +133,17 @@ def memos(found: Walk) -> Iterator[PossibleCache]:
 
 
 def holds_array(values: Iterable[Any]) -> bool:
-    """True if one of these values is an array of jax, or a tree of some."""
-    trees = (value for value in values if isinstance(value, jax.Array) or type(value) in (tuple, list, dict))
-    return any(isinstance(leaf, jax.Array) for tree in trees for leaf in jax.tree.leaves(tree))
+    """True if one of these values is an array of jax, or a tuple, list or dict that leads to one."""
+    # jax sorts the keys of a dict, and those of the user's may have no order.
+    ahead, seen = [*values], set[int]()
+    while ahead:
+        value = ahead.pop()
+        if isinstance(value, jax.Array):
+            return True
+        if id(value) not in seen and type(value) in (tuple, list, dict):
+            seen.add(id(value))
+            ahead += value.values() if type(value) is dict else value
+    return False
 
 
 def set_by_methods(cls: type) -> set[str]:

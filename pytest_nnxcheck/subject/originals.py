@@ -156,8 +156,8 @@ def places_in(subject: Subject, state: Any) -> Callable[[FoundTracer], str]:
     output = subject.output_tree.roots()
     seen = walk(subject.roots(state))
     own = {id(leaked.tracer) for leaked in seen.tracers}
-    variables = (graph.variable_value(node) for _, node in seen.nodes if graph.is_variable(node))
-    of_others = {id(leaf) for value in variables for leaf in jax.tree.leaves(value)}
+    variables = [("", graph.variable_value(node)) for _, node in seen.nodes if graph.is_variable(node)]
+    of_others = {id(leaked.tracer) for leaked in walk(variables).tracers}
     returned = {id(leaked.tracer) for leaked in walk(output).tracers} - own
     nodes_returned = filter(graph.is_graph_node, jax.tree.leaves(output, is_leaf=graph.is_graph_node))
     of_modules = {id(leaf) for node in nodes_returned for leaf in plain_leaves(node)}

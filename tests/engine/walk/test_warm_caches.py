@@ -179,3 +179,28 @@ def test_what_was_in_a_cache_is_put_back() -> None:
         one is other
         for one, other in zip(before, (helper.table, helper.in_dict(), helper.lazy(), in_global(4)), strict=True)
     )
+
+
+class Unordered:
+    """A helper whose dict has keys without an order, and leads to itself."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Any, Any] = {"layers": [1, 2], 3: "x"}
+        self.rows["self"] = [self.rows]
+
+    def grow(self) -> None:
+        self.rows = {**self.rows, "more": 1}
+
+
+class WithUnordered(nnx.Module):
+    """A layer beside such a helper."""
+
+    def __init__(self) -> None:
+        self.linear, self.table = nnx.Linear(4, 4, rngs=rngs()), Unordered()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.linear(x) * len(self.table.rows["layers"])
+
+
+def test_a_dict_that_jax_cannot_flatten_is_looked_at_too():
+    assert check(WithUnordered(), X, **QUICK).ok
