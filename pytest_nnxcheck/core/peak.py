@@ -153,7 +153,7 @@ class Buffer:
 
     @property
     def made_of(self) -> str:
-        """How it is made of the argument that it names."""
+        """Say how it is made of the argument that it names."""
         return "cast of" if self.part == "casts" else "copy of" if self.whole else "part of"
 
     @property

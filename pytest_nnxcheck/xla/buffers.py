@@ -433,7 +433,7 @@ class _Reader:
         )
 
     def _at(self, values: Sequence[Position], now: int) -> list[Position]:
-        """Those of the values in a buffer that must share it with the last one that is made before a time."""
+        """Give the values of a buffer that share its memory with the last one made before a time."""
         made_before = [value for value in values if self.ranges.when.get(value[0], 0) <= now] or values
         last = max(made_before, key=lambda value: self.ranges.when.get(value[0], 0))
         return [value for value in values if self.ranges.buffer(value) == self.ranges.buffer(last)]
