@@ -26,7 +26,7 @@ LEAST, MOST = 0.9, 1.1
 """The share of the compiler's peak between which the live bytes have to lie: outside of it a picture would mislead."""
 
 NAMED = 0.01
-"""The share of the peak from which on bytes that no buffer explains are named."""
+"""The share of the peak from which on a buffer is a bar, and bytes that no buffer explains are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Picture:
         bars = tuple(
             Bar(buffer.bytes, buffer.kind, buffer.live.start, buffer.live.end, buffer.label)
             for buffer in memory.made
-            if buffer.live is not None and buffer.kind in KINDS
+            if buffer.live is not None and buffer.kind in KINDS and buffer.bytes >= NAMED * total
         )
         columns = tuple(tuple(kind[at] for kind in kinds) for at in fullest)
         return cls(order.length, order.peak, total, max(sums), order.loops, columns, bars[:BARS])
@@ -95,7 +95,7 @@ class Picture:
 WIDTH, HEIGHT, TOP, ROW, LETTER = 480, 170, 44, 32, 6.1
 """Sizes in the units of the drawing; a letter is about `LETTER` wide."""
 
-STYLE = """.nnx-picture{color-scheme:light dark;max-width:46rem;width:100%;height:auto;font:11px/1.2 system-ui,sans-serif}
+STYLE = """.nnx-picture{color-scheme:light dark;background:var(--card,Canvas);max-width:46rem;width:100%;height:auto;font:11px/1.2 system-ui,sans-serif}
 .nnx-picture text{fill:var(--text,CanvasText)}.nnx-picture .quiet{fill:var(--muted,GrayText)}
 .nnx-picture .figure{paint-order:stroke;stroke:var(--card,Canvas);stroke-width:2.5px;stroke-opacity:.75}
 .nnx-picture .argument{fill:var(--resident,#2f6db5)}.nnx-picture .output{fill:#3f9a6b}.nnx-picture .temporary{fill:var(--temporaries,#a8680f)}

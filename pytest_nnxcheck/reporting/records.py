@@ -76,6 +76,8 @@ class Head:
     peak_nesting: str = ""
     budgets: tuple[str, ...] = ()
     """The smallest values of ``memory_budget``, rounded, with which the test passes: a multiple, and bytes; none where it does not pass."""
+    holds: str = ""
+    """The ledger of the plain jit with the worst peak, in words."""
     modes: Mapping[str, Verdict] = field(default_factory=dict)
     shown: str = ""
     message: str = ""
