@@ -446,7 +446,7 @@ def least_budgets(report: Report) -> tuple[str, ...]:
 
 
 def at_the_peak(outcomes: Iterable[Outcome]) -> str:
-    """What is in memory at the worst peak of a plain jit, in words."""
+    """Say what is in memory at the worst peak of a plain jit."""
     known = [outcome for outcome in outcomes if outcome.evidence and outcome.evidence.ledger]
     worst = worst_peak(outcome for outcome in known if len(outcome.nesting) == 1)
     return f"{memory_breakdown.in_words(worst.evidence.ledger)} ({worst.nesting})" if worst and worst.evidence else ""
