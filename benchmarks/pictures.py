@@ -15,13 +15,13 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "real_size"))
 
-import flax_4871
 import jax
 import jax.numpy as jnp
 import jax_926
 import optax
 from flax import nnx
 
+import flax_4871
 from pytest_nnxcheck import Report, check
 
 VOCABULARY, WIDTH, LENGTH, BATCH, LAYERS = 50_304, 768, 1024, 8, 4
