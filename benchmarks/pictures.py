@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "real_size"))
 
 import jax
 import jax.numpy as jnp
-import jax_926
 import optax
 from flax import nnx
 
-import flax_4871
 from pytest_nnxcheck import Report, check
 
+EXAMPLES = Path(__file__).parents[1] / "examples" / "real_size"
 VOCABULARY, WIDTH, LENGTH, BATCH, LAYERS = 50_304, 768, 1024, 8, 4
 Drawn = Iterator[tuple[str, str]]
 """Compilers and SVGs."""
@@ -39,7 +38,8 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attention(self.norms[0](x), mask=nnx.make_causal_mask(x[..., 0]))
-        return x + self.down(nnx.gelu(self.up(self.norms[1](x))))
+        x += self.down(nnx.gelu(self.up(self.norms[1](x))))
+        return x
 
 
 class Decoder(nnx.Module):
@@ -53,19 +53,25 @@ class Decoder(nnx.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.embed.attend(x)
+        logits: jax.Array = self.embed.attend(x)
+        return logits
 
 
-def train_step(model: Decoder, optimizer: nnx.Optimizer[Decoder], tokens: jax.Array) -> jax.Array:
+def train_step(model: Decoder, optimizer: nnx.Optimizer[Decoder], tokens: jax.Array) -> Any:
     """One step of AdamW on the next token."""
 
-    def loss_of(model: Decoder) -> jax.Array:
+    def loss_of(model: Decoder) -> Any:
         logits = model(tokens[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
     loss, gradients = nnx.value_and_grad(loss_of)(model)
     optimizer.update(model, gradients)
     return loss
+
+
+def named(example: str) -> dict[str, Any]:
+    """Run the file of an example, and give what it defines."""
+    return runpy.run_path(str(EXAMPLES / f"{example}.py"))
 
 
 def drawn(report: Report) -> Drawn:
@@ -79,13 +85,17 @@ def drawn(report: Report) -> Drawn:
 
 def of_flax_4871() -> Drawn:
     """A scan over calls of a model that scans its layers, after a first call."""
-    run, state = flax_4871.program(call_first=True)
-    return drawn(check(run, state, flax_4871.NUMBER, nesting="jit", memory_budget="25GB"))
+    example = named("flax_4871")
+    run, state = example["program"](call_first=True)
+    return drawn(check(run, state, example["NUMBER"], nesting="jit", memory_budget="25GB"))
 
 
 def of_jax_926() -> Drawn:
     """Ten convolutions of an input that is kept."""
-    return drawn(check(jax_926.ten_convolutions, jax_926.INPUT, nesting="jit", donate="none", memory_budget="5GiB"))
+    example = named("jax_926")
+    return drawn(
+        check(example["ten_convolutions"], example["INPUT"], nesting="jit", donate="none", memory_budget="5GiB")
+    )
 
 
 def of_decoder_step() -> Drawn:
