@@ -18,7 +18,7 @@ from probes import remat_takes_graph_updates
 
 from pytest_nnxcheck import Nesting, Outcome, Report, Violation, check
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.invariants.memory import DoesNotFit
 from pytest_nnxcheck.reporting import violations
