@@ -183,6 +183,7 @@ def test_a_state_that_a_transform_stacks_is_handed_back_row_by_row(name, hands_b
         assert ("write nnx." in hint) == (name == "jax.lax.map")
 
 
+@pytest.mark.slow
 @trees
 def test_a_transform_that_has_no_twin_gets_none():
     """Of flax it refuses the write."""
@@ -310,6 +311,7 @@ def test_a_write_of_the_same_value_is_none():
     assert call(updates, linear(), X).outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_states_of_the_module_and_of_another_may_be_mapped_over_together():
     first = nnx.state(linear())
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 from bugs import ScanOverRemat, call_twice, inputs_926, inputs_scan_over_remat, nnx_scanned, ten_convolutions
-from checking import call, flat, hint, near, slow
+from checking import call, flat, full, hint, near, slow
 from flax import nnx
 from healthy import node_list, numbers, rngs
 from memory_evidence import shown
@@ -136,6 +136,7 @@ def test_two_calls(nnx_wrap):
 """
 
 
+@pytest.mark.slow
 @needs_graph_updates
 def test_a_model_that_the_test_makes_is_made_with_the_cure(pytester, inner_args):
     pytester.makepyfile(test_it=IN_BODY)
@@ -288,7 +289,8 @@ def test_a_multiple_is_one_of_the_peak_that_is_expected_with_the_cure():
     assert said.endswith(", which is not enough")
 
 
-@pytest.mark.parametrize("make", [Layered, *slow(Scanned)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Layered, *full(Scanned)])
 def test_without_a_gradient_no_remat_is_tried(make, monkeypatch):
     monkeypatch.setattr(cures, "remat", lambda *_: cures.Hint("tried"))
     assert "hint        tried" in str(jitted(gradient, make(remat=False), numbers((4, 64)), memory_budget="1KiB"))

@@ -303,6 +303,7 @@ TAGS = [
 ]
 
 
+@pytest.mark.slow
 def test_calls_of_models_whose_tags_have_no_hash_are_told_apart_by_what_these_hold():
     body = Body()
     for tags in (*TAGS, *TAGS):

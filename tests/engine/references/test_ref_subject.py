@@ -247,6 +247,7 @@ def test_an_abstract_model_in_references_is_compiled_and_keeps_its_buffers():
     assert refused.reason.startswith("not supported in references: TypeError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ["un-nested", "jit[functional]"])
 def test_real_references_beside_an_abstract_input_stay_as_they_are(nesting):
     for model in (in_refs(Averages(rngs())), Averages(rngs())):

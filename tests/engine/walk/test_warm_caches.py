@@ -169,6 +169,7 @@ def test_a_cache_that_its_module_fills_while_it_is_imported_holds() -> None:
     assert found.ok, found
 
 
+@pytest.mark.slow
 def test_what_was_in_a_cache_is_put_back() -> None:
     helper = Table()
     before = helper.table, helper.in_dict(), helper.lazy(), in_global(4)

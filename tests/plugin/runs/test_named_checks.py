@@ -258,7 +258,9 @@ TYPES = {
 }
 
 
-@pytest.mark.parametrize("abstract", [[], ["--nnx-abstract"]], ids=["values", "abstract"])
+@pytest.mark.parametrize(
+    "abstract", [pytest.param([], marks=pytest.mark.slow), ["--nnx-abstract"]], ids=["values", "abstract"]
+)
 def test_an_array_is_written_by_its_dtype_and_shape(named, pytester, abstract):
     pytester.makepyfile(notation=NOTATION)
     checks = []
@@ -274,7 +276,9 @@ def test_an_array_is_written_by_its_dtype_and_shape(named, pytester, abstract):
     result.assert_outcomes(passed=len(TYPES))
 
 
-@pytest.mark.parametrize("abstract", [[], ["--nnx-abstract"]], ids=["values", "abstract"])
+@pytest.mark.parametrize(
+    "abstract", [[], pytest.param(["--nnx-abstract"], marks=pytest.mark.slow)], ids=["values", "abstract"]
+)
 def test_a_plain_value_is_python(named, pytester, abstract):
     pytester.makepyfile(notation=NOTATION)
     values = ["3", "-0.5", "True", "None", "'train'", "(1, 2)"]
@@ -337,6 +341,7 @@ def test_an_id_runs_its_check_again(named):
     assert ids_of(named(*ids, "--collect-only", "-q")) == [ids[0], "nnx-check::models:case"]
 
 
+@pytest.mark.slow
 def test_keywords_deselect_and_last_failed(named, pytester):
     pytester.makepyfile(test_plain="def test_plain(): assert 0")
     both = [*BLOCK, "--nnx-check=models:number", "--collect-only", "-q"]
