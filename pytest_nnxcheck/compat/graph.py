@@ -129,6 +129,14 @@ def is_hijax(variable: Any) -> bool:
     return type(variable).__name__ == "HijaxVariable"
 
 
+def is_optimizer_state(variable: Any) -> bool:
+    """True if a Variable holds the state of an optimizer. `nnx.OptState` is public from flax 0.10.7 on; before, it is known by its name. All versions."""
+    return any(base.__name__ == "OptState" for base in _mro(type(variable))) or type(variable).__name__ in (
+        "OptArray",
+        "OptVariable",
+    )
+
+
 def variable_metadata(variable: Any) -> dict[str, Any]:
     """The metadata of a Variable.
 

@@ -88,6 +88,7 @@ def head():
     return nnx.Linear(4, 2, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_a_module_of_which_a_part_has_no_values_is_a_note():
     note = "model.head.bias, model.head.kernel has no values, though the rest of Net has: the call is traced, and never run"
     forgotten = check(Net(nnx.eval_shape(head)), numbers((3, 4)), nesting="jit")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checking import broken, call, hint, near, needs_kept_tracers, text
+from checking import broken, call, full, hint, near, needs_kept_tracers, some, text
 from flax import nnx
 from healthy import FLAX, WIDTH, rngs
 
@@ -83,7 +83,7 @@ RETURNED: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", RETURNED)
+@pytest.mark.parametrize("form", some(RETURNED, ("tuple", "dict", "static field", "optimizer")))
 def test_what_is_returned_keeps_no_tracers(form):
     """The same with NumPy holds: nothing of it is traced."""
     build = RETURNED[form]
@@ -141,7 +141,7 @@ def test_what_a_jit_inside_leaves_in_what_is_returned_is_seen_un_nested(of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cured", [lambda key: Scaled(key, np), ScaledByVariable], ids=["NumPy", "Variable"])
+@pytest.mark.parametrize("cured", [*full(lambda key: Scaled(key, np)), ScaledByVariable], ids=["NumPy", "Variable"])
 def test_what_the_hint_says_holds_under_the_whole_sweep(cured):
     assert check(cured, KEY, max_examples=0).ok
 

@@ -185,6 +185,7 @@ def test_a_state_that_a_transform_stacks_is_handed_back_row_by_row(name, hands_b
         assert ("write nnx." in hint) == (name == "jax.lax.map")
 
 
+@pytest.mark.slow
 @trees
 def test_a_transform_that_has_no_twin_gets_none():
     """Of flax it refuses the write."""
@@ -349,6 +350,7 @@ def test_what_a_call_sows_need_not_come_back():
     assert call(functional(hands_back=False), Follows(nnx.Intermediate), X).outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_counts_of_random_numbers_alone_are_a_note():
     for hands_back in (False, True):
         report = check(functional(hands_back=hands_back), Noisy(), X, transforms="jit", **FEW)
@@ -358,6 +360,7 @@ def test_counts_of_random_numbers_alone_are_a_note():
         assert hands_back or "write nnx.jit(f)(model, x) instead of jax.jit, which" in report.notes[0]
 
 
+@pytest.mark.slow
 def test_the_note_on_random_numbers_names_the_transform():
     (note,) = check(on_a_copy(lambda f, x: jax.checkpoint(f)(x)), Noisy(), X, transforms="jit", **FEW).notes
     assert "every call draws the same random numbers" in note
@@ -378,6 +381,7 @@ def test_a_write_of_the_same_value_is_none():
     assert call(updates, linear(), X).outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_states_of_the_module_and_of_another_may_be_mapped_over_together():
     first = nnx.state(linear())
 

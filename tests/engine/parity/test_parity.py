@@ -196,6 +196,7 @@ def test_a_number_that_a_plain_object_leaves_in_the_state_is_the_same_for_both()
     assert (un_nested.outcome.verdict, un_nested.outcome.notes) == ("held", ())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
 def test_a_nesting_in_tree_mode_drops_what_the_same_in_graph_mode_keeps():
     few = {"invariants": "parity", "transforms": "jit", "styles": "argument", "sweep": "singles", "max_examples": 0}

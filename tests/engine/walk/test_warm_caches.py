@@ -126,8 +126,10 @@ HEALTHY: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", LEAKY)
-@pytest.mark.parametrize("warm", [True, False])
+# Whether it is warm matters to what keeps the value of a function, of a property, or of a name; the forms of each are looked at cold.
+@pytest.mark.parametrize(
+    "form, warm", [*((form, False) for form in LEAKY), *((form, True) for form in ("cache", "property", "global"))]
+)
 def test_a_cache_that_keeps_a_tracer_is_found_warm_or_cold_and_works_afterwards(form: str, warm: bool) -> None:
     make, path = LEAKY[form]
     cached.cache_clear()
@@ -167,6 +169,7 @@ def test_a_cache_that_its_module_fills_while_it_is_imported_holds() -> None:
     assert found.ok, found
 
 
+@pytest.mark.slow
 def test_what_was_in_a_cache_is_put_back() -> None:
     helper = Table()
     before = helper.table, helper.in_dict(), helper.lazy(), in_global(4)

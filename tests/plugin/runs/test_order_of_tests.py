@@ -100,8 +100,16 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    "cache, order",
+    [
+        *(("cache", order) for order in ORDERS),
+        *(("dict", order) for order in ("after", "before")),
+        ("cached property", "after"),
+        *(pytest.param("cached property", order, marks=pytest.mark.slow) for order in list(ORDERS)[1:]),
+        *(pytest.param("dict", order, marks=pytest.mark.slow) for order in list(ORDERS)[2:]),
+    ],
+)
 def test_a_verdict_does_not_depend_on_the_tests_before_it(pytester, inner_args, cache, order):
     tests = ORDERS[order]
     pytester.makepyfile(test_model=HEAD + CACHES[cache] + TESTS)

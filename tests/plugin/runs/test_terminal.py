@@ -49,7 +49,7 @@ ANY_COLOUR = re.compile(r"\x1b\[[\d;]*m|#x1B")
 @pytest.fixture
 def project(pytester, inner_args, monkeypatch):
     """A model in a folder, its tests in another: run them in ``folder``, with further options."""
-    for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     for name, text in {"net/__init__.py": "", "net/layer.py": MODEL, "tests/test_layer.py": TESTS}.items():
