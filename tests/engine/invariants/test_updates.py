@@ -19,8 +19,10 @@ from copied import (
     forward,
     functional,
     linear,
+    merged,
 )
 from flax import nnx
+from flax.nnx import update
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck import check
@@ -237,15 +239,21 @@ class Follows(nnx.Module):
 
 
 RETURNED = {
-    "a result without a name": (lambda model, x: model.mean[...] * 1, "violated"),
+    "a result without a name": (lambda model, x: model.mean[...], "violated"),
     "a number of it": (lambda model, x: {"loss": model.mean[...].sum()}, "violated"),
-    "another array": (lambda model, x: {"y": x[0]}, "violated"),
+    "what is computed of it": (lambda model, x: {"mean": model.mean[...] * 2}, "violated"),
+    "its value before": (lambda model, x: {"mean": x[0]}, "violated"),
     "the array of the copy": (lambda model, x: {"mean": model.mean[...]}, "held"),
+    "its elements in another shape and type": (
+        lambda model, x: {"mean": model.mean[...].reshape(2, 4).astype(jnp.float16)},
+        "held",
+    ),
+    "a larger array that it is a row of": (lambda model, x: {"all": jnp.stack([x[0], model.mean[...]])}, "held"),
 }
 
 
 @pytest.mark.parametrize("name", RETURNED)
-def test_a_copy_is_handed_out_by_what_is_named_has_its_type_and_is_made_of_it(name):
+def test_a_copy_is_handed_out_by_what_has_a_name_and_holds_its_last_value(name):
     what, verdict = RETURNED[name]
 
     def steps(model, x):
@@ -262,6 +270,68 @@ def test_a_copy_is_handed_out_by_what_is_named_has_its_type_and_is_made_of_it(na
     assert found.outcome.verdict == verdict, text(found)
     if verdict == "violated":
         assert "model.mean keeps its value: the call writes to a copy of it" in text(found)
+
+
+class Counts(nnx.Module):
+    """Keeps numbers, one in a list."""
+
+    def __init__(self):
+        self.number = nnx.Variable(jnp.zeros(()))
+        self.others = nnx.List([nnx.Variable(jnp.zeros(()))]) if hasattr(nnx, "List") else []
+
+
+def in_list(model):
+    model.others[0] = nnx.Variable(model.others[0][...] + 1)
+
+
+def replaces(model):
+    model.number = nnx.Variable(model.number[...] + 1)
+
+
+def replaces_and_writes(model):
+    model.number = nnx.Variable(jnp.ones(()))
+    assign(model.number, model.number[...] + 1)
+
+
+def resets(model):
+    model.number.set_raw_value(0) if hasattr(model.number, "set_raw_value") else assign(model.number, 0)
+
+
+WRITES = {
+    "item": (lambda model: assign(model.number, model.number[...] + 1), (0, 10)),
+    "a Python number": (resets, (0, 10)),
+    "copy_from": (lambda model: model.number.copy_from(nnx.Variable(model.number[...] + 1)), (0, 10)),
+    "raw value": (lambda model: model.number.set_raw_value(model.number[...] + 1), MODULES_ARE_TREES),
+    "imported update": (lambda model: update(model, jax.tree.map(lambda leaf: leaf + 1, nnx.state(model))), (0, 10)),
+    "a new Variable": (replaces, (0, 10)),
+    "a new Variable that is written": (replaces_and_writes, (0, 10)),
+    "a new Variable in a list": (in_list, MODULES_ARE_TREES),
+}
+"""Ways to write to a Variable, each with the first flax that has it."""
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_counts_however_it_is_written(name, jitted):
+    write, since = WRITES[name]
+    if FLAX < since:
+        pytest.skip("this flax has no such write")
+
+    def calls(model, x):
+        graphdef, state = nnx.split(model)
+
+        def pure(state, x):
+            copy = merged(graphdef, state)
+            write(copy)
+            return {"y": 2 * x}
+
+        return jax.jit(pure)(state, x) if jitted else pure(state, x)
+
+    found = call(calls, Counts(), X)
+    assert broken(found) == ["updates"], text(found)
+    assert "written at" in text(found)
+    healthy = call(nnx.jit(lambda model, x: (write(model), x)[1]), Counts(), X)
+    assert healthy.outcome.verdict == "held", text(healthy)
 
 
 def averages(model, x):
