@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import flat
+from checking import flat, some
 from flax import nnx
 from healthy import numbers, rngs
 
@@ -143,7 +143,7 @@ def test_a_cache_that_keeps_a_tracer_is_found_warm_or_cold_and_works_afterwards(
     assert before is None or jnp.array_equal(before, after)
 
 
-@pytest.mark.parametrize("form", HEALTHY)
+@pytest.mark.parametrize("form", some(HEALTHY, ("filled property", "filled cache", "host"), pytest.mark.slow))
 def test_a_cache_that_a_constructor_fills_or_that_keeps_no_tracer_holds(form: str) -> None:
     model = HEALTHY[form]()
     model(X)
