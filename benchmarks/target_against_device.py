@@ -27,7 +27,7 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import BY_NAME, parse_target
-from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.engine.on_targets import with_totals
 
 MIB = 2**20

@@ -50,6 +50,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(pytest_nnxcheck.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+# On a service pytest does not cut its short summary, so that each text would be there once more; and this plugin shows no progress.
+for name in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(name, None)
+
 # The same examples in every run, and no clock: a machine that is busy for a moment is no failure.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("tests")

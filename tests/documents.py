@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import Layer, Nesting, Outcome, Report, Violation
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.facts import Evidence, Leak, Lost
-from pytest_nnxcheck.core.peak import Buffer, Captured, OnTarget, PeakLine, Split
+from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.peak import Buffer, Captured, PeakLine, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import records, report
 from pytest_nnxcheck.reporting.records import Document, Place, Record, RunRecord

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pytest_nnxcheck import CheckError, Nesting, Outcome, Violation
 from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.facts import Evidence
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts
-from pytest_nnxcheck.core.peak import Buffer, OnTarget, Split
+from pytest_nnxcheck.core.peak import Buffer, Split
 
 NEVER = lambda nesting: False  # noqa: E731
 RUNS: list[str] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck import check, wheels
-from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.on_target import OnTarget
 
 MIB, GIB = 2**20, 2**30
 LARGE = "1000GiB"

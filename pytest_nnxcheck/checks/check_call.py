@@ -18,6 +18,8 @@ from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.facts import Evidence, Leak, Lost, Observation
+from pytest_nnxcheck.core.ledger import ledger
+from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
 from pytest_nnxcheck.core.notes import Fact, Mapped, Note, RaisedUnNested, ValueAsked
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
@@ -472,13 +474,14 @@ def judged_outcome(seen: Seen) -> Outcome:
         budget=bound.budget if bound else None,
         peaks=((observation.memory.peak, bound.expected),) if observation.memory and bound else (),
         facts=(*of_holding(ran), *notes_of(judgement)),
-        evidence=evidence(ran, bound),
+        evidence=evidence(ran, bound, drawn=any(each.invariant == "memory" for each in judgement.violations)),
     )
 
 
-def evidence(ran: Ran, bound: Bound | None) -> Evidence:
-    """The figures and facts of a nesting that reports keep."""
+def evidence(ran: Ran, bound: Bound | None, *, drawn: bool) -> Evidence:
+    """The figures and facts of a nesting that reports keep; ``drawn`` if its memory gets a picture, as that of a plain jit does."""
     observation, un_nested = ran.observation, ran.un_nested_memory
+    drawn = drawn or len(ran.call.nesting.layers) == 1
     before = un_nested.made if un_nested else ()
     after = marked_as_added(observation.memory.made if observation.memory else (), before)
     lost = {leaf.path for leaf in lost_leaves(observation)}
@@ -497,7 +500,20 @@ def evidence(ran: Ran, bound: Bound | None) -> Evidence:
         ),
         reusable=reusable(ran) if observation.memory else (),
         targets=observation.targets,
+        ledger=ledger(observation.memory, heads(ran))
+        if drawn and observation.memory and observation.memory.named
+        else (),
+        picture=Picture.of(observation.memory) if drawn and observation.memory else None,
     )
+
+
+def heads(ran: Ran) -> dict[str, str]:
+    """The head in the ledger of each leaf of the state, by name."""
+    subject = ran.call.subject
+    return {
+        subject.path(path): "optimizer state" if graph.is_optimizer_state(variable) else "state"
+        for path, variable in graph.variables(subject.state)
+    }
 
 
 def reusable(ran: Ran) -> tuple[str, ...]:

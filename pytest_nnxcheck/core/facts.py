@@ -9,18 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_nnxcheck.core.ledger import Ledger
+from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.peak import (
-    NO_COPIES,
-    UNRECORDED,
-    Buffer,
-    Captured,
-    Copies,
-    Memory,
-    OnTarget,
-    PeakLine,
-    Split,
-)
+from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.peak import NO_COPIES, UNRECORDED, Buffer, Captured, Copies, Memory, PeakLine, Split
 
 if TYPE_CHECKING:
     import jax
@@ -268,6 +261,10 @@ class Evidence:
     """Names of inputs that were not donated, though an output has their type and could take their buffer."""
     targets: tuple[OnTarget, ...] = ()
     """The same program on each target that it was compiled for."""
+    ledger: Ledger = ()
+    """The bytes of the peak by head; where it has a picture."""
+    picture: Picture | None = None
+    """The picture of its memory: of a plain jit, and where ``memory`` is broken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from pytest_nnxcheck.core.catalogue import severity
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Misfit, Nesting
 from pytest_nnxcheck.core.notes import Note
-from pytest_nnxcheck.core.peak import UNRECORDED, OnTarget
+from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.peak import UNRECORDED
 from pytest_nnxcheck.core.text import Row
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
@@ -205,6 +206,11 @@ class Outcome:
     """Further rows of the message, which the plugin found after the nestings had run."""
     seconds: float = field(default=0.0, compare=False)
     """The seconds that the nesting took, with the test's own body."""
+
+    def picture(self) -> str:
+        """Draw the memory of its program as SVG; empty where it has no picture: see `Evidence.picture`."""
+        found = self.evidence.picture if self.evidence else None
+        return found.svg(self.budget) if found else ""
 
     @property
     def rank(self) -> tuple[bool, int, object]:

@@ -6,11 +6,10 @@ Bytes are those of one device. Nothing here imports jax, flax, hypothesis or pyt
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Literal
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -107,6 +106,11 @@ class Order:
         return list(itertools.accumulate(change))[:-1]
 
 
+Part = Literal["", "gradients", "saved for the backward pass", "casts"]
+"""The part of a temporary: a gradient has the type of a parameter, and is made by the backward pass; what is saved is made before that, and read by it; a cast
+is all of an argument in another dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """One buffer that is live at the peak."""
@@ -137,6 +141,8 @@ class Buffer:
     """The numbers of the arguments that it is made of. They are those of the flat arguments where the program was lowered with ``keep_unused``."""
     broadcast: bool = field(default=False, metadata=UNRECORDED)
     """True if it repeats far fewer elements, and computes nothing."""
+    part: Part = field(default="", metadata=UNRECORDED)
+    """Its part in a training step or a loop, where it has one."""
     live: Live | None = field(default=None, metadata=UNRECORDED, compare=False)
     """The instructions for which it is alive; `None` for a constant that is part of a fusion."""
 
@@ -144,6 +150,17 @@ class Buffer:
     def place(self) -> str:
         """The key that groups buffers: the innermost line of the user, or the layer; empty for captured constants and where XLA says neither."""
         return self.stack[0] if self.stack else self.layer
+
+    @property
+    def made_of(self) -> str:
+        """Say how it is made of the argument that it names."""
+        return "cast of" if self.part == "casts" else "copy of" if self.whole else "part of"
+
+    @property
+    def label(self) -> str:
+        """Its type, what it is, and where it was made: ``float32[8,64] copy of model.kernel, model.py:7``."""
+        what = f"{self.made_of} {self.name}" if self.name else self.operation
+        return f"{self.shape} {what}" + (f", {self.place.rpartition('/')[2]}" if self.place else "")
 
     @property
     def group(self) -> tuple[str, bool, bool]:
@@ -341,68 +358,3 @@ class Captured:
     """The first line that uses it."""
     name: str = ""
     """The place that keeps it: a global, a closure."""
-
-
-@dataclass(frozen=True, slots=True)
-class OnTarget:
-    """One program as the compiler of a target made it, which ran nothing: bytes a device."""
-
-    target: str
-    """The chip, or the slice of the program's mesh: ``v5e``, ``v5e:2x4``."""
-    limit: int = 0
-    """The bytes that a program may use there: the compiler's own limit on a TPU, a share of the memory on a GPU."""
-    share: float = 1.0
-    """The part of a GPU's memory that jax takes."""
-    fits: bool = True
-    """On a TPU, true if its compiler took the program; on a GPU, true if ``peak`` is within ``limit``."""
-    peak: int | None = None
-    """The bytes to compare with ``limit``; `None` where this compiler gives no totals, or refused the program."""
-    split: Split | None = None
-    """The totals of the compiler. Their sum is ``peak`` on a GPU, and more on a TPU."""
-    unpadded: int | None = None
-    """``peak`` on a TPU without the padding of its tiles."""
-    copies: int = 0
-    """Bytes of copies of the state, by forwarding."""
-    state: int = 0
-    """Bytes of one copy of the state, as the CPU counts them."""
-    donated: int = 0
-    """Leaves that the program donates."""
-    lost: tuple[str, ...] = ()
-    """The names of leaves whose buffer no output takes over, there and not on the CPU."""
-    lost_too: int = 0
-    """The number of leaves that lose their buffer there and on the CPU."""
-    refused: str = ""
-    """The compiler's words on a program that does not fit, in one line."""
-    left_out: str = ""
-    """The reason why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
-    effort: str = ""
-    """The effort that the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
-    wheel: str = ""
-    """The compiler: ``libtpu 0.0.50.1``."""
-    places: tuple[PeakLine, ...] = ()
-    """The lines that hold most of the peak there, largest first."""
-    buffers: tuple[Buffer, ...] = ()
-    """The largest buffers at that peak that are no arguments."""
-    seconds: float = field(default=0.0, compare=False)
-    """The seconds to lower and compile."""
-
-    @classmethod
-    def of_json(cls, text: bytes) -> OnTarget:
-        """Read one. Raises `LookupError`, `TypeError` or `ValueError`."""
-        found = _without_lists(json.loads(text))
-        split, places, buffers = found["split"], found["places"], found["buffers"]
-        return cls(
-            **{
-                **found,
-                "split": split and Split(**split),
-                "places": tuple(PeakLine(**place) for place in places),
-                "buffers": tuple(Buffer(**buffer) for buffer in buffers),
-            }
-        )
-
-
-def _without_lists(value: Any) -> Any:
-    """A value that JSON read, with a tuple in place of each list."""
-    if isinstance(value, dict):
-        return {name: _without_lists(item) for name, item in value.items()}
-    return tuple(map(_without_lists, value)) if isinstance(value, list) else value

@@ -20,8 +20,8 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Listener, UnNested, nobody
-from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.kept import Kept

@@ -22,7 +22,8 @@ from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_array
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.peak import NO_COPIES, Copies, Memory, OnTarget, Split
+from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.peak import NO_COPIES, Copies, Memory, Split
 from pytest_nnxcheck.engine.example import Call, Example
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in

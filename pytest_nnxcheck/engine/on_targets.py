@@ -19,8 +19,10 @@ from pytest_nnxcheck.compat import staging, targets
 from pytest_nnxcheck.compat.compile_cache import canonical, folder_of_compiles
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import Target, parse_target
+from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.peak import SHOWN, OnTarget, Split, by_line, least_copy
+from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.peak import SHOWN, Split, by_line, least_copy
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.observe import Program
 from pytest_nnxcheck.jaxprs import flow
@@ -96,9 +98,9 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
 def with_buffers(on: OnTarget, compiled: Any, program: Program) -> OnTarget:
     """Add the lines and the largest buffers of the peak there, where its compiler gives the program."""
     gpu = bool(parse_target(on.target).chip.gpu)
-    made = buffers.read(compiled, gpu=gpu).with_names(program.names).made
-    shown = tuple(replace(buffer, live=None) for buffer in made[:SHOWN])
-    return replace(on, places=by_line(made, ())[:SHOWN], buffers=shown)
+    memory = buffers.read(compiled, gpu=gpu).with_names(program.names)
+    shown = tuple(replace(buffer, live=None) for buffer in memory.made[:SHOWN])
+    return replace(on, places=by_line(memory.made, ())[:SHOWN], buffers=shown, picture=Picture.of(memory, on.peak))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.facts import CallProgram, Evidence
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment, Words
-from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, OnTarget, PeakCause, Split, least_copy
+from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, PeakCause, Split, least_copy
 from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
 from pytest_nnxcheck.core.text import Row, format_bytes
 from pytest_nnxcheck.engine import rematted

@@ -35,8 +35,8 @@ from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted, FindingOnTarget, Moment, Outcome
-from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import lay_out, near_to
 from pytest_nnxcheck.devices import FLAG

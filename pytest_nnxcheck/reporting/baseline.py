@@ -16,8 +16,9 @@ from typing import Literal
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.facts import Stamp
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import NestingFinished
-from pytest_nnxcheck.core.peak import SHOWN, OnTarget
+from pytest_nnxcheck.core.peak import SHOWN
 from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.core.text import Row, counted, lay_out
 from pytest_nnxcheck.reporting import earlier, report

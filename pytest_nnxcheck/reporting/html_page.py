@@ -354,12 +354,26 @@ def cause(nesting: NestingRecord, *, unfolded: bool = True) -> Html:
         wrong = _wrong(violation.invariant, "\n".join([violation.summary, *sentences]))
         parts += [wrong, _list([*hint, *details])]
     parts.append(_list(_rows(nesting)))
+    parts += _pictures(nesting)
     if nesting.program_text:
         text = tag("pre", nesting.program_text, tabindex=0)
         parts.append(
             tag("details", tag("summary", f"Program: {nesting.program}"), text, class_="program", open=unfolded)
         )
     return joined(parts)
+
+
+def _pictures(nesting: NestingRecord) -> Iterator[Html]:
+    """The pictures of its memory: on the CPU, and on each target that it was compiled for."""
+    if nesting.picture and not _is_about_tracers(nesting):
+        yield _picture("Memory", nesting.picture.svg(nesting.budget))
+    for on in report.worst_of_targets(nesting.targets):
+        if on.picture:
+            yield _picture(f"Memory on {on.target}", on.picture.svg(on.limit, "a program may use"))
+
+
+def _picture(title: str, svg: str) -> Html:
+    return tag("figure", tag("figcaption", title), Html(svg), class_="picture")
 
 
 def _wrong(label: str, text: str) -> Html:

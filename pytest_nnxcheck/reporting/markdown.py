@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.reporting import target_rows
 from pytest_nnxcheck.reporting.records import Document, Head, Record

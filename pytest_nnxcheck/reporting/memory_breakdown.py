@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_nnxcheck.core.facts import Evidence
+from pytest_nnxcheck.core.ledger import Ledger
 from pytest_nnxcheck.core.peak import FLOOR, SHOWN, Buffer, Captured, PeakLine, Split
 from pytest_nnxcheck.core.text import Row, format_bytes
 
@@ -17,6 +18,9 @@ CAPTURED = 2
 
 SHARE = 0.05
 """The part of a whole below which a line, a buffer or a summand is not shown: who cures it gains nothing that they would notice."""
+
+HELD = 0.01
+"""The part of a peak below which a head of its ledger is added to the rest."""
 
 LEAST = 1024
 """Bytes below which a line is not shown, however small the program is."""
@@ -32,7 +36,24 @@ def rows(evidence: Evidence) -> tuple[Row, ...]:
     split = evidence.split
     if split is None:
         return ()
-    return (*beside(evidence, split), *where(evidence, split), *captured(evidence, split))
+    return (*held(evidence), *beside(evidence, split), *where(evidence, split), *captured(evidence, split))
+
+
+def held(evidence: Evidence) -> Iterator[Row]:
+    """The ledger of the peak: what is in memory."""
+    if evidence.ledger:
+        yield "holds", in_words(evidence.ledger)
+
+
+def in_words(ledger: Ledger) -> str:
+    """The heads of a ledger, the largest first, and the sum of the small ones: ``state 516.0 KiB, outputs 2.0 KiB, the rest 24 B``."""
+    least = HELD * sum(size for _, size in ledger)
+    # What is in the same memory is less than nothing, and comes last.
+    heads = [(name, size) for name, size in sorted(ledger, key=lambda head: -head[1]) if abs(size) >= least]
+    texts = [f"{'-' * (size < 0)}{format_bytes(abs(size))}" for _, size in heads]
+    rest = sum(size for _, size in ledger) - sum(size for _, size in heads)
+    small = [f"the rest {format_bytes(rest)}"] if rest > 0 else []
+    return ", ".join([*(f"{name} {text}" for (name, _), text in zip(heads, texts, strict=True)), *small])
 
 
 def of_un_nested(name: str, evidence: Evidence) -> tuple[Row, ...]:
@@ -157,7 +178,7 @@ def describe(held: Buffer) -> str:
     """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel (XLA: while, dynamic-slice)``."""
     text = f"{format_bytes(held.bytes)} {held.kind} {held.shape} {held.operation}"
     if held.name:
-        text += f"   {'copy' if held.whole else 'part'} of {listed(held.name, held.joined)}"
+        text += f"   {held.made_of} {listed(held.name, held.joined)}"
         text += f" (XLA: {', '.join(held.through)})" if held.through else ""
     return text + ("   inserted by XLA for this loop" if held.inserted and held.place else "")
 

@@ -18,8 +18,11 @@ from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from pytest_nnxcheck.core.facts import Leak, Lost, Stamp
+from pytest_nnxcheck.core.ledger import Ledger
+from pytest_nnxcheck.core.memory_picture import Picture
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Verdict, Violation
-from pytest_nnxcheck.core.peak import Buffer, Captured, OnTarget, PeakLine, Split
+from pytest_nnxcheck.core.peak import Buffer, Captured, PeakLine, Split
 from pytest_nnxcheck.core.text import Row, Unreadable
 
 VERSION = 2
@@ -73,6 +76,8 @@ class Head:
     peak_nesting: str = ""
     budgets: tuple[str, ...] = ()
     """The smallest values of ``memory_budget``, rounded, with which the test passes: a multiple, and bytes; none where it does not pass."""
+    holds: str = ""
+    """The ledger of the plain jit with the worst peak, in words."""
     modes: Mapping[str, Verdict] = field(default_factory=dict)
     shown: str = ""
     message: str = ""
@@ -141,6 +146,8 @@ class NestingRecord:
     moves: tuple[Lost, ...] = ()
     reusable: tuple[str, ...] = ()
     targets: tuple[OnTarget, ...] = ()
+    ledger: Ledger = ()
+    picture: Picture | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import JIT, MODES, InvariantRow, rows_of, severity
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
-from pytest_nnxcheck.core.peak import OnTarget, default_budget
+from pytest_nnxcheck.core.peak import default_budget
 from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row, some
 from pytest_nnxcheck.reporting import memory_breakdown, target_rows, violations
@@ -444,6 +445,13 @@ def least_budgets(report: Report) -> tuple[str, ...]:
     return (least_multiple(programs), *([least_bytes(max(sizes))] if sizes else []))
 
 
+def at_the_peak(outcomes: Iterable[Outcome]) -> str:
+    """Say what is in memory at the worst peak of a plain jit."""
+    known = [outcome for outcome in outcomes if outcome.evidence and outcome.evidence.ledger]
+    worst = worst_peak(outcome for outcome in known if len(outcome.nesting) == 1)
+    return f"{memory_breakdown.in_words(worst.evidence.ledger)} ({worst.nesting})" if worst and worst.evidence else ""
+
+
 def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
     """The worst program on each target, with the seconds of all programs there: one that does not fit, then that with the largest part of the limit."""
     programs: dict[str, list[OnTarget]] = {}
@@ -570,6 +578,7 @@ def head(report: Report) -> Head:
         budget=worst.budget if worst else None,
         peak_nesting=str(worst.nesting) if worst else "",
         budgets=least_budgets(report),
+        holds=at_the_peak(report.outcomes),
         modes=report.modes,
         shown=str(report.shown.nesting) if report.shown else "",
         settings={name: _shown(getattr(settings, name)) for name in table.names("check")},
@@ -698,6 +707,7 @@ def in_terminal(head: Head, width: int, *, verbose: bool) -> str:
         ("expected to fail", came_true(head)),
         ("compiled for targets", target_seconds(head)),
         ("passes with memory_budget", budgets),
+        ("holds at its peak", head.holds if head.passed else ""),
     ):
         text += f"\n    {label}: {said}" if said else ""
     # Filled to the width of the terminal, a line of a note each.

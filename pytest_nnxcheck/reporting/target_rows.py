@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pytest_nnxcheck.core.chips import GIB, SHARE, parse_target
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.peak import OnTarget
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.text import Row, format_bytes
 from pytest_nnxcheck.reporting import memory_breakdown
 

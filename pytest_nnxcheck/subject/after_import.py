@@ -38,7 +38,7 @@ class Remembered:
             self._contents.setdefault((id(kind), identity(kind, place)), (place, held))
 
     def _openers(self, cls: type) -> tuple[Opener, ...]:
-        """The openers of a walk; those of functions and classes, of which a package has thousands, read no more than leads on."""
+        """The openers of a walk; those of functions and classes read no more than leads on: a package has thousands."""
         if cls is FunctionType:
             return (self._open_function,)
         return (open_class,) if issubclass(cls, type) else openers_for(cls)

@@ -178,7 +178,7 @@ class PossibleCache:
     changed: frozenset[Hashable]
     """The keys of the entries that are not as in a fresh process."""
     arrays: frozenset[Hashable]
-    """Those that lead to arrays now."""
+    """The keys of the entries among them that lead to arrays now."""
 
     @property
     def by_name(self) -> bool:
@@ -444,7 +444,7 @@ class Purpose:
     fixtures: tuple[Code, ...]
     """The fixtures of the test, and what they call."""
     imported: tuple[Code, ...]
-    """What the top-level code of modules calls, and what that calls."""
+    """The functions that the top-level code of modules calls, and what they call."""
     left_cold: frozenset[str]
     """The names of places that were cold when the body ran, and that it left cold."""
 

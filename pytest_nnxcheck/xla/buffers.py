@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from pytest_nnxcheck.compat.staging import serialized_buffer_assignment, seriali
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.peak import Buffer, Live, Memory, Order, Split
+from pytest_nnxcheck.core.peak import Buffer, Live, Memory, Order, Part, Split
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.xla import hlo
 from pytest_nnxcheck.xla.hlo import Frame, Instruction, Module, Position, Shape, reached
@@ -37,6 +37,9 @@ PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fus
 
 CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
+
+BACKWARD = "transpose("
+"""The part of an operation's name that says that a backward pass makes it."""
 
 MARK = "marked.<locals>.root"
 """The name of the frame at which every stack inside the program of a jit ends: see `transforms.compose.marked`."""
@@ -106,6 +109,8 @@ class MadeOf:
     parameters: frozenset[int]
     copied: bool
     """True if it is made by copies only. A copy may go through wider floats: XLA for the CPU copies floats of 16 bits so."""
+    cast: bool
+    """True if it is made of one parameter by such moves and a change of dtype."""
     through: frozenset[Position]
     """The values on the way."""
     operations: tuple[str, ...] = ()
@@ -128,9 +133,11 @@ def origin(module: Module, position: Position) -> MadeOf:
             if source not in after:
                 after[source] = at
                 ahead.append(source)
+    moved = copied
     copied = copied and all(_keeps(module, after, parameter) for parameter in parameters.values())
+    cast = moved and len(parameters) == 1 and module.shape(position).dtype != module.shape(*parameters.values()).dtype
     operations = _operations(module, after, parameters[min(parameters)]) if copied and parameters else ()
-    return MadeOf(frozenset(parameters), copied, frozenset(after), operations)
+    return MadeOf(frozenset(parameters), copied, cast, frozenset(after), operations)
 
 
 def _keeps(module: Module, values: Iterable[Position], parameter: Position) -> bool:
@@ -250,7 +257,7 @@ def read(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Mem
         held = tuple(reader.held(*serialized_buffer_assignment(totals)))
         held = tuple(reused(reader.ranges, held)) if gpu else held
         order = Order(len(reader.ranges.when), tuple(reader.ranges.loops), tuple(piece.live for piece in held))
-        live = [reader.buffer(piece) for piece in held if piece.live.start <= order.peak <= piece.live.end]
+        live = [reader.buffer(piece, order.peak) for piece in held if piece.live.start <= order.peak <= piece.live.end]
         buffers = sorted((*live, *reader.fused_constants()), key=lambda buffer: -buffer.bytes)
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return Memory(*sizes, constants=0)
@@ -367,8 +374,8 @@ class _Reader:
                 if shape.elements > 1:
                     yield Buffer(shape.size, str(shape), "constant", "constant")
 
-    def buffer(self, held: Held) -> Buffer:
-        """One buffer, named by the value in it that explains most: a copy of a whole parameter, or one with a line."""
+    def buffer(self, held: Held, peak: int) -> Buffer:
+        """One buffer that is alive at the peak, named by the value in it that explains most: a copy of a whole parameter, or one with a line."""
         values, size, kind = held.values, held.live.bytes, held.live.kind
         if kind == "argument":
             op = self.module.instructions[values[0][0]]
@@ -383,7 +390,13 @@ class _Reader:
         )
         large = [value for value in values if 2 * self.module.shape(value).size > size]
         broadcast = bool(large) and all(map(self._is_broadcast, large))
-        return replace(chosen, live=held.live, broadcast=broadcast)
+        if kind != "temporary":
+            return replace(chosen, live=held.live, broadcast=broadcast)
+        now = self._at(held.values, peak)
+        casts = [origin_of[value].parameters for value in now if origin_of[value].cast]
+        parameters = tuple(casts[0]) if casts else chosen.parameters
+        part = self._part(now, origin_of)
+        return replace(chosen, live=held.live, broadcast=broadcast, part=part, parameters=parameters)
 
     def _is_broadcast(self, value: Position) -> bool:
         """True if a value repeats far fewer elements, and computes nothing."""
@@ -418,6 +431,25 @@ class _Reader:
             layer=layer,
             inserted=inserted,
         )
+
+    def _at(self, values: Sequence[Position], now: int) -> list[Position]:
+        """Give the values of a buffer that share its memory with the last one made before a time."""
+        made_before = [value for value in values if self.ranges.when.get(value[0], 0) <= now] or values
+        last = max(made_before, key=lambda value: self.ranges.when.get(value[0], 0))
+        return [value for value in values if self.ranges.buffer(value) == self.ranges.buffer(last)]
+
+    def _part(self, values: Iterable[Position], origin_of: dict[Position, MadeOf]) -> Part:
+        """The part of a buffer in a training step or a loop. jax from 0.7 on names the operations of a backward pass, ``transpose(jvp(f))``."""
+        if any(origin_of[value].cast for value in values):
+            return "casts"
+        computed = [value for value in values if not origin_of[value].copied]
+        types = {(shape.dtype, shape.dimensions) for shape in map(self._shape, self.ranges.parameters)}
+        for value in computed:
+            shape, (maker, _) = self.module.shape(value), made(self.module, self.module.instructions[value[0]])
+            if BACKWARD in self.module.name(maker):
+                return "gradients" if (shape.dtype, shape.dimensions) in types else ""
+        readers = (self.module.name(op) for value in computed for op in self.ranges.readers(value))
+        return "saved for the backward pass" if any(BACKWARD in name for name in readers) else ""
 
     def _copied(self, value: Position, origin_of: dict[Position, MadeOf]) -> tuple[int, ...]:
         """The parameters that a value is a copy of, in their dtype; none if that is ambiguous."""

@@ -76,6 +76,17 @@ class LiveRanges:
         """The values that are made in each buffer, in program order, by the name of the buffer: see `buffer`."""
         self._ranges = self._read_ranges()
 
+    def readers(self, value: Position) -> Iterator[Instruction]:
+        """The instructions that read the buffer of a value, views aside."""
+        buffer = self.buffer(value)
+        for op in self.ran:
+            if op.opcode not in VIEWS and any(
+                self.buffer((operand, index)) == buffer
+                for operand in op.operands
+                for index in leaves(self.module.instructions[operand].shape)
+            ):
+                yield op
+
     def range_of(self, value: Position) -> Range | None:
         """The range of the buffer that a value is in; `None` for a value that nothing makes while the program runs."""
         return self._ranges.get(self.buffer(value))

@@ -100,8 +100,17 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    "cache, order",
+    [
+        *(("cache", order) for order in ("after", "before")),
+        ("dict", "after"),
+        *(pytest.param("cache", order, marks=pytest.mark.slow) for order in list(ORDERS)[2:]),
+        ("cached property", "after"),
+        *(pytest.param("cached property", order, marks=pytest.mark.slow) for order in list(ORDERS)[1:]),
+        *(pytest.param("dict", order, marks=pytest.mark.slow) for order in list(ORDERS)[1:]),
+    ],
+)
 def test_a_verdict_does_not_depend_on_the_tests_before_it(pytester, inner_args, cache, order):
     tests = ORDERS[order]
     pytester.makepyfile(test_model=HEAD + CACHES[cache] + TESTS)
@@ -330,6 +339,7 @@ def verdicts_of(pytester, inner_args):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [(), ("-k", "marked")], ids=["after", "alone"])
 def test_a_cache_by_any_means_is_cold_for_the_check_and_warm_again_afterwards(pytester, verdicts_of, chosen):
     names = []
@@ -368,6 +378,7 @@ def test_marked(nnx_wrap, model):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [(), ("-k", "marked")], ids=["after", "alone"])
 def test_an_object_that_tests_share_is_as_its_fixture_left_it(pytester, verdicts_of, chosen):
     pytester.makepyfile(test_shared=MODEL + SHARED)
@@ -438,6 +449,7 @@ def test_marked_of_a_fixture(nnx_wrap, models):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [(), ("-k", "marked")], ids=["after", "alone"])
 def test_a_constructor_fills_what_it_fills_in_a_fresh_process(pytester, verdicts_of, chosen):
     pytester.makepyfile(test_keys=MODEL + ANOTHER_KEY)

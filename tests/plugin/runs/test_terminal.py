@@ -49,7 +49,7 @@ ANY_COLOUR = re.compile(r"\x1b\[[\d;]*m|#x1B")
 @pytest.fixture
 def project(pytester, inner_args, monkeypatch):
     """A model in a folder, its tests in another: run them in ``folder``, with further options."""
-    for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     for name, text in {"net/__init__.py": "", "net/layer.py": MODEL, "tests/test_layer.py": TESTS}.items():
@@ -72,7 +72,7 @@ def plain(line):
     return ANY_COLOUR.sub("", line)
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 def test_a_failure_in_80_columns(project, pytester, workers):
     files = [f"report.{kind}" for kind in ("json", "html", "md")]
     options = ["-v", "--color=yes", "--junitxml=out.xml", *(f"--nnx-report={name}" for name in files)]

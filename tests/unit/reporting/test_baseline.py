@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.facts import Stamp
-from pytest_nnxcheck.core.peak import OnTarget, Split
+from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.peak import Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import baseline
 from pytest_nnxcheck.reporting.records import BufferRecord, Head, NestingRecord, Record, plain

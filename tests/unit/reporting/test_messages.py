@@ -15,7 +15,8 @@ from pytest_nnxcheck import Breach, Layer, Nesting, Outcome, Violation
 from pytest_nnxcheck.core.facts import ArrayType, Evidence, Leak
 from pytest_nnxcheck.core.nesting import Misfit, MisfitKind
 from pytest_nnxcheck.core.notes import FACTS, CapturedBy, CapturedNode, Fact, FactKind, texts
-from pytest_nnxcheck.core.peak import Bound, Figures, OnTarget, PeakLine, Split
+from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.peak import Bound, Figures, PeakLine, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.invariants.advice import MemoryWasted
 from pytest_nnxcheck.invariants.donation import LostBuffer, LostOnTarget, ViewedBuffer

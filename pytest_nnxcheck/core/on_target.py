@@ -1,0 +1,78 @@
+"""One program as the compiler of a target made it, as plain data: whether it fits, its totals, lines, buffers and picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_nnxcheck.core.memory_picture import Picture
+from pytest_nnxcheck.core.peak import Buffer, PeakLine, Split
+
+
+@dataclass(frozen=True, slots=True)
+class OnTarget:
+    """One program as the compiler of a target made it, which ran nothing: bytes a device."""
+
+    target: str
+    """The chip, or the slice of the program's mesh: ``v5e``, ``v5e:2x4``."""
+    limit: int = 0
+    """The bytes that a program may use there: the compiler's own limit on a TPU, a share of the memory on a GPU."""
+    share: float = 1.0
+    """The part of a GPU's memory that jax takes."""
+    fits: bool = True
+    """On a TPU, true if its compiler took the program; on a GPU, true if ``peak`` is within ``limit``."""
+    peak: int | None = None
+    """The bytes to compare with ``limit``; `None` where this compiler gives no totals, or refused the program."""
+    split: Split | None = None
+    """The totals of the compiler. Their sum is ``peak`` on a GPU, and more on a TPU."""
+    unpadded: int | None = None
+    """``peak`` on a TPU without the padding of its tiles."""
+    copies: int = 0
+    """Bytes of copies of the state, by forwarding."""
+    state: int = 0
+    """Bytes of one copy of the state, as the CPU counts them."""
+    donated: int = 0
+    """Leaves that the program donates."""
+    lost: tuple[str, ...] = ()
+    """The names of leaves whose buffer no output takes over, there and not on the CPU."""
+    lost_too: int = 0
+    """The number of leaves that lose their buffer there and on the CPU."""
+    refused: str = ""
+    """The compiler's words on a program that does not fit, in one line."""
+    left_out: str = ""
+    """The reason why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
+    effort: str = ""
+    """The effort that the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
+    wheel: str = ""
+    """The compiler: ``libtpu 0.0.50.1``."""
+    places: tuple[PeakLine, ...] = ()
+    """The lines that hold most of the peak there, largest first."""
+    buffers: tuple[Buffer, ...] = ()
+    """The largest buffers at that peak that are no arguments."""
+    picture: Picture | None = None
+    """The picture of its memory there."""
+    seconds: float = field(default=0.0, compare=False)
+    """The seconds to lower and compile."""
+
+    @classmethod
+    def of_json(cls, text: bytes) -> OnTarget:
+        """Read one. Raises `LookupError`, `TypeError` or `ValueError`."""
+        found = _without_lists(json.loads(text))
+        split, places, buffers = found["split"], found["places"], found["buffers"]
+        return cls(
+            **{
+                **found,
+                "split": split and Split(**split),
+                "places": tuple(PeakLine(**place) for place in places),
+                "buffers": tuple(Buffer(**buffer) for buffer in buffers),
+                "picture": Picture.of_json(found["picture"]) if found["picture"] else None,
+            }
+        )
+
+
+def _without_lists(value: Any) -> Any:
+    """A value that JSON read, with a tuple in place of each list."""
+    if isinstance(value, dict):
+        return {name: _without_lists(item) for name, item in value.items()}
+    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
