@@ -110,8 +110,9 @@ def check_call(
     originals = look_at(bound, example.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
         return outcome_of(not_run(call, originals.held))
-    if originals.walk is not None and (put_back := emptied(bound, originals.walk, example.memo.first)):
-        example.caches += put_back
+    if originals.walk is not None and emptied(
+        bound, originals.walk, example.memo.first, example.caches, from_cold=example.again
+    ):
         # Taken apart anew: what an object keeps of an earlier call may be an argument of this one.
         return check_call(
             subject,

@@ -121,6 +121,7 @@ def test_a_copy_of_the_state_is_found():
     assert "copy of model.layers.kernel" in text(found)
 
 
+@pytest.mark.slow
 def test_a_donated_leaf_that_changes_its_dtype_is_named():
     def step(model, rate):
         assign(model.kernel, model.kernel[...] * rate)

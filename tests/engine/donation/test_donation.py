@@ -370,6 +370,7 @@ def network(shared):
     return q, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_network_and_its_clone_are_a_note_in_one_line(shared):
     report = check(targets, *network(shared), jnp.ones((2, 4)), transforms="jit,scan", **FEW)

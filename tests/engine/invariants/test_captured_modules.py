@@ -68,6 +68,7 @@ class Holder(nnx.Module):
         self.NORM = nnx.BatchNorm(WIDTH, rngs=rngs())
 
 
+@pytest.mark.slow
 @refused
 def test_an_attribute_of_the_name_of_a_global_is_none():
     holder = Holder()

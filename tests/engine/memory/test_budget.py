@@ -113,6 +113,7 @@ def test_a_nesting_over_both_breaks_it():
     assert f"is over the budget of {shown(budget)}" in text(found)
 
 
+@pytest.mark.slow
 def test_a_nesting_within_the_bytes_holds_whatever_its_multiple():
     model, inputs = ScanOverRemat(nnx.Rngs(0)), inputs_scan_over_remat()
     found = call(model, *inputs, nesting="jit > call_first", memory_budget="16MiB")
@@ -132,7 +133,7 @@ KEPT, BROKEN = 2_200_000, 2_000_000
 """More than the plain call needs, and less; other nestings need up to 8 MiB."""
 
 
-@pytest.mark.parametrize("source", ["marker", "check()", *slow("option", "ini file")])
+@pytest.mark.parametrize("source", ["marker", *slow("check()", "option", "ini file")])
 def test_wherever_the_bytes_are_given(source, pytester, inner_args):
     for size, failing in ((KEPT, 0), (BROKEN, 1)):
         if source == "check()":
@@ -249,6 +250,7 @@ def test_a_copy_of_parameters_in_16_bit_floats_is_still_told(dtype):
     assert "copy of model.layers.kernel (" in text(found)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_computed_with_in_float32_are_no_copy():
     model = nnx.Linear(256, 256, param_dtype=jnp.bfloat16, dtype=jnp.float32, rngs=rngs())
     found = call(model, jnp.ones((4, 256)), nesting="jit")

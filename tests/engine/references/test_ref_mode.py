@@ -18,8 +18,8 @@ pytestmark = needs_refs
 X = numbers((2, 4))
 RAISES = {"gru_rnn": "TypeError: scan body function carry", "shared_weights": "ValueError: Duplicate Param"}
 """The models that raise in references un-nested already, and the first words of what they raise."""
-NAMES = ("batch_norm_train", "shared_weights")
-LONG = ("dropout", "gru_rnn")
+NAMES = ("shared_weights",)
+LONG = ("batch_norm_train", "dropout", "gru_rnn")
 
 
 @pytest.mark.parametrize("name", [*NAMES, *slow(*LONG), *full(*sorted({*HEALTHY} - {*NAMES, *LONG}))])

@@ -47,8 +47,8 @@ class Statistics(Averages):
     "nesting",
     [
         "jit > scan[functional]",
-        "tree: jit > vmap",
-        *slow("jit", "tree: jit > remat", "graph_no_updates: jit > remat", "jit > vmap[functional] > scan[functional]"),
+        *slow("jit", "tree: jit > vmap", "tree: jit > remat", "graph_no_updates: jit > remat"),
+        *slow("jit > vmap[functional] > scan[functional]"),
     ],
 )
 def test_a_healthy_model_holds_and_takes_its_values_back(nesting):
@@ -65,7 +65,7 @@ def test_a_healthy_model_holds_and_takes_its_values_back(nesting):
 
 
 @pytest.mark.parametrize(
-    "nesting", ["jit > while_loop[jax_closure]", "jit > eval_shape > scan[jax_closure]", "scan[closure]"]
+    "nesting", ["jit > while_loop[jax_closure]", *slow("jit > eval_shape > scan[jax_closure]", "scan[closure]")]
 )
 def test_a_model_that_is_captured_holds_and_takes_its_values_back(nesting):
     model, plain = in_refs(Averages(rngs())), Averages(rngs())

@@ -506,6 +506,7 @@ WRONG_ONES = {
 }
 
 
+@pytest.mark.slow
 def test_of_several_checks_the_complete_ones_run_and_each_other_fails_for_itself(named, pytester):
     pytester.makepyfile(failing="raise RuntimeError('no config')")
     result = named(*BLOCK, *(word for words, _ in WRONG_ONES.values() for word in words), *DECODE, JIT)
