@@ -588,6 +588,10 @@ ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
     "stacked in a scan": (of(Decodes, decodes, rows=1), (0, 10)),
     "two stages": (of(Normed, in_two_stages), MODULES_ARE_TREES),
     "swapped and put back": (of(linear, swaps), MODULES_ARE_TREES),
+    "new state that is computed on": (
+        of(Normed, hands_out(lambda model: jax.tree.map(lambda leaf: leaf * leaf, nnx.state(model)))),
+        MODULES_ARE_TREES,
+    ),
     "handed out by a remat": (of(linear, jax.jit(rematerializes(nnx.remat))), MODULES_ARE_TREES),
     "handed out by a gradient": (
         of(linear, jax.jit(nnx.value_and_grad(square))),

@@ -70,6 +70,12 @@ def test_the_line_the_transform_and_the_cure_are_named():
     assert "a copy that is meant to be dropped is made by nnx.clone(model)" in found
 
 
+@trees
+def test_the_line_is_that_of_the_write_and_not_of_what_hands_it_out():
+    found = text(call(jax.jit(lambda model, x: 2 * nnx.remat(forward)(model, x)), Normed(), X))
+    assert f"written at {line(Normed.__call__, 'self.norm(')}, in a copy" in found
+
+
 def body(call):
     """A function of a model and an input, for a loop that carries both."""
 
