@@ -161,9 +161,10 @@ class OnTargets:
         said = replace(said, target=str(target), limit=limit, share=share, effort=first)
         donation, constants = Donation.of(program), program.memory.constants
 
-        traced = program.traced
+        # What is printed holds no memory, and would be a callback, which jax lowers for no device that is not there.
+        traced = replace(program.traced, jaxpr=flow.without_prints(program.traced.jaxpr))
         own: tuple[Any, Any] = program.staged.jitted, program.staged.arguments
-        if program.in_refs:
+        if program.in_refs or traced.jaxpr is not program.traced.jaxpr:
             own = staging.jitted_jaxpr(traced.jaxpr, traced.donated, keep_unused=True), traced.arguments
 
         def lower(jitted: Any = own[0], arguments: Any = own[1]) -> Any:
@@ -180,12 +181,12 @@ class OnTargets:
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:
-                plain = compiled(lower(jitted, program.traced.arguments), on.effort).split
+                plain = compiled(lower(jitted, traced.arguments), on.effort).split
                 return plain and replace(plain, constants=0)
 
             if not self.state or on.split is None:
                 return on
-            return replace(on, copies=copies_in(program.traced, on.split, self.state, split_of).bytes)
+            return replace(on, copies=copies_in(traced, on.split, self.state, split_of).bytes)
 
         def judged() -> OnTarget:
             on, least = with_copies(compiled(lowered, first)), least_copy(self.state)

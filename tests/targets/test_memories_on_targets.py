@@ -192,6 +192,35 @@ def test_a_mesh_of_one_device_is_judged(make, abstract):
     assert not [there.left_out for there in (on(report, "v5e"), on(report, "h100")) if there.left_out]
 
 
+# --- what is printed
+
+
+def printing(model, x):
+    """Prints, in order and not, in a loop and in a branch."""
+
+    def step(x, _):
+        jax.debug.print("x is {}", x.sum())
+        return jax.lax.cond(x.sum() > 0, lambda x: (jax.debug.callback(print, x), model(x))[1], model, x), None
+
+    jax.debug.print("begins with {}", x.sum(), ordered=True)
+    return jax.lax.scan(step, x, length=3)[0]
+
+
+def silent(model, x):
+    """The same without."""
+    step = lambda x, _: (jax.lax.cond(x.sum() > 0, model, model, x), None)  # noqa: E731
+    return jax.lax.scan(step, x, length=3)[0]
+
+
+def test_a_program_that_prints_is_judged_as_one_that_does_not():
+    model, x = nnx.Linear(256, 256, rngs=nnx.Rngs(0)), jnp.ones((8, 256))
+    prints, does_not = (checked(program, model, x, target="v5e", **ONE) for program in (printing, silent))
+    assert prints.ok
+    assert does_not.ok
+    assert on(prints, "v5e").peak == on(does_not, "v5e").peak
+    assert on(prints, "v5e").donated == on(does_not, "v5e").donated
+
+
 # --- nothing is judged
 
 
