@@ -307,6 +307,22 @@ def equation_line(eqn: Any) -> str:
     return ""
 
 
+_CASTS = {"astype", "asarray", "array", "convert_element_type"}
+"""The functions of jax that convert an array because their caller names a type."""
+
+
+def is_cast(eqn: Any) -> bool:
+    """True if the user asked for the conversion that an equation makes: no promotion of types made it.
+
+    No public way: by the names of functions of jax. Those of flax that promote, ``promote_dtype``, ask for it too. Tried on all versions.
+    """
+    traceback = _read(_read(eqn, "source_info"), "traceback")
+    frames = traceback.frames if traceback is not None else ()
+    inner = itertools.takewhile(lambda frame: is_library_file(frame.file_name), frames)
+    names = [frame.function_name.rpartition(".")[2] for frame in inner]
+    return not _CASTS.isdisjoint(names) and not any(name.startswith("promote_") for name in names)
+
+
 def is_of_derivative(eqn: Any) -> bool:
     """True if an equation of a jaxpr is a part of a derivative. No public way: jax 0.6 and newer write their transforms into the names of equations."""
     return bool(re.search(r"jvp\(|transpose\(", str(_read(_read(eqn, "source_info"), "name_stack"))))

@@ -48,6 +48,7 @@ HELD = {
     "written into another": lambda x: x.at[0].set(named(x[0])),
     "updated in a slice": lambda x: jax.lax.dynamic_update_slice(x, named(x[:1]), (0, 0)),
     "selected": lambda x: jnp.where(x > 0, named(x), x),
+    "left by a selection": lambda x: jnp.where(x > 0, x, named(x)),
     "in a jit": jax.jit(named),
     "in a jit in a remat": jax.checkpoint(jax.jit(named)),
     "in a branch": lambda x: jax.lax.cond(x.sum() > 0, named, lambda x: x, x),
