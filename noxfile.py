@@ -77,12 +77,21 @@ PASTED = "tests/system/paste/test_paste_programs.py"
 """`pasted` runs this file in one process, because what its tests share takes half a minute to make."""
 PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
 """Those of docs/published.md: `system` runs them as far as jax and flax alone go, `published` with the packages."""
+ON_THE_OLDEST = (
+    "tests/engine",
+    "tests/plugin",
+    PROCESSES,
+    *(f"tests/unit/test_{name}.py" for name in ("chains", "nesting", "settings", "strategies")),
+)
+"""What depends on jax, flax, pytest, hypothesis or xdist: `floors` runs these on the oldest of each. Of `tests/unit` four files use hypothesis.
+
+The other unit tests are plain functions on plain data: `readme` runs them once, and `calibrate` every night on all rows.
+"""
 TARGETS = "tests/targets"
 PASTED_ON_TARGETS = "tests/system/paste/test_paste_targets.py"
 """`targets` runs this file besides its own folder. Without the wheels the file is skipped."""
 DOCUMENTS = "tests/system/test_docs.py"
 """`targets` runs what the page on targets shows; elsewhere its blocks are skipped."""
-TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
 heavy = {"jax", "flax", "hypothesis"} & sys.modules.keys()
@@ -206,7 +215,9 @@ def steady(session: nox.Session) -> None:
     What else comes after ``--`` goes to pytest: with fewer styles and transforms a run is quicker.
     """
     session.install(".[test]")
-    few = ["50", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
+    # Twelve runs have each cache, cold and warm, with and without workers, each in another order and with other seeds: see `Way`. More runs of the
+    # same ways find only what one seed in hundreds shows, which the 500 of every night are for.
+    few = ["12", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
     session.run("python", "tests/steady.py", *(session.posargs or few))
 
 
@@ -238,9 +249,9 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST)
 def floors(session: nox.Session) -> None:
-    """The oldest pytest and hypothesis, with the oldest jax and flax: what `pytest` alone runs, and whole processes. What is slow runs there every night."""
+    """The oldest pytest and hypothesis, with the oldest jax and flax: all that may differ there. What is slow runs there every night."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    session.run("pytest", *WORKERS, *TIERS, PROCESSES, *session.posargs)
+    session.run("pytest", *WORKERS, *ON_THE_OLDEST, *session.posargs)
 
 
 @nox.session(python=NEWEST)

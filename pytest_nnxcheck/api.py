@@ -23,6 +23,7 @@ from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.runner import conclude, execution, hypothesis_test
 from pytest_nnxcheck.runner.execution import running_for
 from pytest_nnxcheck.runner.run import Run
+from pytest_nnxcheck.subject.on_purpose import of_frames, prepared_by
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -194,6 +195,8 @@ def _run(
         raise SettingError(f"check(..., target=...): {lacking}") from None
     with contextlib.ExitStack() as environment:
         environment.callback(put_back)
+        called_by = None if frame is None else frame.f_back
+        environment.enter_context(prepared_by(of_frames(called_by)))
         if chosen.devices is not None:
             devices.require(chosen.devices, devices.available())
 
@@ -202,7 +205,6 @@ def _run(
             __tracebackhide__ = True
             wrapped(*args, **kwargs)
 
-        called_by = None if frame is None else frame.f_back
         texts = program.of_check(called_by, wrapped.__wrapped__, args, kwargs)
         run = Run(chosen, programs=texts)
         error = _outcome(hypothesis_test.build(body, run, ()), run)

@@ -131,7 +131,7 @@ def models(names: Iterable[str] = OF_EACH_KIND, otherwise: pytest.MarkDecorator 
     return some(sorted(HEALTHY), names, otherwise)
 
 
-def slow(*names: str) -> list[Any]:
+def slow(*names: Any) -> list[Any]:
     """Forms for ``parametrize`` that are left to the oldest and the newest row."""
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 

@@ -121,7 +121,7 @@ def healthy(runner: Runner) -> Step:
 def nightly(runner: Runner) -> None:
     """The workflow of every night, one test of it."""
     _, test = workflow_steps(PROJECT / ".github" / "workflows" / "nightly.yml", "test")
-    said, _ = runner.run(test, options="-k test_decoding")
+    said, _ = runner.run(test, options="-k test_probe")
     has(said, "1 passed", "nnx report: report.html")
     assert "nnx memory baseline" not in said, "the profile of every night names no baseline"
 

@@ -109,6 +109,20 @@ def array_type(array: Any) -> ArrayType:
     return ArrayType(type(array).__name__, None)
 
 
+def quantizes(old: ArrayType, new: ArrayType) -> bool:
+    """True if a conversion of an array is never made by a promotion of types: of floats to what has eight bits and fewer, or is no float."""
+    return None not in (old.shape, new.shape) and bits(old.dtype) > 8 >= bits(new.dtype)
+
+
+def bits(dtype: str) -> int:
+    """The bits of a float or complex number; 0 for every other type."""
+    try:
+        kind = jnp.dtype(dtype)
+    except TypeError:  # a key of random numbers
+        return 0
+    return 8 * kind.itemsize if jnp.issubdtype(kind, jnp.inexact) else 0
+
+
 def describe(array: Any) -> str:
     """The type of an array as text: ``float32[8,64]``."""
     return str(array_type(array))

@@ -10,7 +10,7 @@ import contextlib
 import dis
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 from unittest import mock
@@ -24,6 +24,14 @@ _TRACES_JITTED = "cache_miss"
 
 _DESCRIBES = frozenset({"eval_shape", "make_jaxpr_f", "lower", "trace", "jit_eval_shape", "jit_lower", "jit_trace"})
 """Functions of jax that trace one of the user's, and call it in no program: `jax.eval_shape`, `jax.make_jaxpr`, ``jit(f).lower``."""
+
+_TAKES_GRAPHS_APART = (
+    "flax.nnx.graph",
+    "flax.nnx.variablelib",
+    "flax.nnx.statelib",
+    "flax.nnx.object",
+    "flax.nnx.pytreelib",
+)
 
 """The function that jax calls where a jitted function meets new arguments; no frame of Python is called before it."""
 
@@ -83,6 +91,17 @@ def describes(frame: FrameType) -> bool:
     No public way. Tried on all versions.
     """
     return frame.f_code.co_name in _DESCRIBES and of_frame(frame) == "jax"
+
+
+def hands_out(stack: Iterable[FrameType]) -> bool:
+    """True if a transform of flax writes what it hands out in these frames, from the innermost one, and no code that it calls.
+
+    No public way: by the module of the first frame that takes no graph apart. Tried on all versions.
+    """
+    between = ("ours", "jax", "python")
+    modules = (str(frame.f_globals.get("__name__")) for frame in stack if of_frame(frame) not in between)
+    of_others = (module for module in modules if not module.startswith(_TAKES_GRAPHS_APART))
+    return next(of_others, "").startswith(("flax.nnx.extract", "flax.nnx.transforms"))
 
 
 def called(frame: FrameType) -> str:

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 from unittest import mock
 
@@ -156,52 +156,50 @@ def set_metadata(variable: Any, name: str, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def marks_kept(variables: Iterable[Any], mark: str) -> Iterator[None]:
-    """Let Variables keep their own metadata ``mark``: before flax 0.12 `nnx.update` puts that of the state in its place. All versions."""
-    kept = [(each, variable_metadata(each)[mark]) for each in variables if mark in variable_metadata(each)]
-    yield
-    for variable, own in kept:
-        set_metadata(variable, mark, own)
+def writes_noted(note: Callable[[Any, Any], None], replaced: Callable[[Any, Any], None], mark: str) -> Iterator[None]:
+    """Call ``note(variable, value before)`` after each write of another value to a Variable with this mark in its metadata for a while, and
+    ``replaced(variable, other)`` where a module gets another Variable in its place.
 
-
-@contextlib.contextmanager
-def writes_noted(note: Callable[[Any, Any], None], mark: str) -> Iterator[None]:
-    """Call ``note(variable, value before)`` after each write of another value to a Variable for a while: by ``value``, ``[...]``, ``set_value`` or `nnx.update`.
-
-    A transform of flax that hands its state out does not write in these ways. No public way: the hooks of Variables are deprecated from flax
-    0.12 on. Tried on all versions.
+    All ways to write come to these methods of a Variable: ``value``, ``[...]``, ``set_value``, ``copy_from``, `nnx.update`, and what a transform of flax
+    hands out. Some take the metadata of another Variable over, and the mark is put back. No public way: the hooks of Variables are deprecated from
+    flax 0.12 on. Before it, a list in a module is a list of Python, whose items are replaced unseen. Tried on all versions.
     """
+    written = set[int]()
 
-    def noted(method: Callable[..., Any], names: Container[str] | None) -> Callable[..., Any]:
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if names is not None and args[0] not in names:
+            own = variable_metadata(self).get(mark)
+            if own is None or id(self) in written:
                 return method(self, *args, **kwargs)
             before = variable_value(self)
-            result = method(self, *args, **kwargs)
+            written.add(id(self))
+            try:
+                result = method(self, *args, **kwargs)
+            finally:
+                written.discard(id(self))
+            set_metadata(self, mark, own)
             if variable_value(self) is not before:
                 note(self, before)
             return result
 
         return write
 
-    update = nnx.update
+    set_attribute = nnx.Module.__setattr__
 
-    def updated(node: Any, *states: Any, **kwargs: Any) -> Any:
-        held = [each for _, each in nnx.iter_graph(node) if isinstance(each, nnx.Variable)]
-        before = [(each, variable_value(each)) for each in held]
-        with marks_kept(held, mark):
-            result = update(node, *states, **kwargs)
-        for variable, value in before:
-            if variable_value(variable) is not value:
-                note(variable, value)
-        return result
+    @functools.wraps(set_attribute)
+    def set_noted(self: Any, name: str, value: Any) -> None:
+        before = (_read(self, "__dict__") or {}).get(name)
+        set_attribute(self, name, value)
+        after = (_read(self, "__dict__") or {}).get(name)
+        if after is not before and is_variable(before) and is_variable(after):
+            replaced(before, after)
 
+    owner = next(base for base in nnx.Module.__mro__ if "__setattr__" in vars(base))
     with contextlib.ExitStack() as patches:
-        for name, names in (("__setattr__", ("value",)), ("__setitem__", None), ("set_value", None)):
-            if method := vars(nnx.Variable).get(name):
-                patches.enter_context(mock.patch.object(nnx.Variable, name, noted(method, names)))
-        patches.enter_context(mock.patch.object(nnx, "update", updated))
+        for name in ("__setattr__", "copy_from", "update_from_state"):
+            patches.enter_context(mock.patch.object(nnx.Variable, name, noted(vars(nnx.Variable)[name])))
+        patches.enter_context(mock.patch.object(owner, "__setattr__", set_noted))
         yield
 
 
@@ -225,8 +223,8 @@ def clones_noted(note: Callable[[Any], None]) -> Iterator[None]:
         yield
 
 
-_COPIES = ("copy", "copy_p")
-"""The equation of `jnp.copy`, by its names."""
+_COPIES = ("copy", "copy_p", "name")
+"""The equations of `jnp.copy`, by version, and of `jax.ad_checkpoint.checkpoint_name`."""
 
 
 def is_computed(value: Any) -> bool:
@@ -307,6 +305,22 @@ def equation_line(eqn: Any) -> str:
         if not is_library_file(frame.file_name):
             return near(f"{frame.file_name}:{frame.line_num}")
     return ""
+
+
+_CASTS = {"astype", "asarray", "array", "convert_element_type"}
+"""The functions of jax that convert an array because their caller names a type."""
+
+
+def is_cast(eqn: Any) -> bool:
+    """True if the user asked for the conversion that an equation makes: no promotion of types made it.
+
+    No public way: by the names of functions of jax. Those of flax that promote, ``promote_dtype``, ask for it too. Tried on all versions.
+    """
+    traceback = _read(_read(eqn, "source_info"), "traceback")
+    frames = traceback.frames if traceback is not None else ()
+    inner = itertools.takewhile(lambda frame: is_library_file(frame.file_name), frames)
+    names = [frame.function_name.rpartition(".")[2] for frame in inner]
+    return not _CASTS.isdisjoint(names) and not any(name.startswith("promote_") for name in names)
 
 
 def is_of_derivative(eqn: Any) -> bool:

@@ -116,6 +116,8 @@ class Example:
     """The number of calls that were compared with a reference."""
     copies: list[tuple[Any, Any]] = field(default_factory=list)
     """Variables, each with what it held before a call that is not checked."""
+    again: bool = False
+    """True if the body can run again, see `caches.RunFromCold`."""
     caches: list[Callable[[], None]] = field(default_factory=list)
     """Functions that put back what was in caches before a call."""
     unrestored: tuple[Note, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from pytest_nnxcheck.core.notes import other_dtype
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.subject.profile import keys
+from pytest_nnxcheck.subject.profile import common, keys
 from pytest_nnxcheck.values.effects import inexact
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -46,8 +47,10 @@ class CarriedInput:
 def retyped(ran: Ran) -> tuple[CarriedInput, ...]:
     """The inputs that come back in another dtype, and that the settings do not donate: of those the donation is judged.
 
-    A tree with names comes back if an output has its names and shapes, each leaf is a new value of the one in its place, and something else goes into
-    them: a tree that is only cast is meant so. Where nothing has a name, the call writes into a part of the array.
+    A tree comes back if an output has its names and shapes, each leaf is a new value of the one in its place, and something else goes into them: a tree
+    that is only cast is meant so, and so is a leaf that the call casts to a wider type before all else. A leaf beside one that comes back as it was is
+    an entry of a batch. Where nothing has a name, the call writes into a part of the array, or it returns a new leaf twice, as the carry and as the
+    result, as the cells of recurrent networks do.
     """
     subject, profile = ran.call.subject, ran.profile
     jaxpr, first = profile.program.jaxpr, len(profile.state.paths)
@@ -63,29 +66,52 @@ def retyped(ran: Ran) -> tuple[CarriedInput, ...]:
         return ()
     over, made_of = flow.new_values(jaxpr), flow.origins(jaxpr)
     inside = flow.new_values(jaxpr, flow.IN_PLACE | flow.CONVERTED)
-    # An output in the dtypes of one argument is the new value of that one, and of no other with the same names; what else it returns of that is a copy.
-    kept = [both for pair in pairs if pair not in changes for both in pair if over[both[1]] >> both[0] & 1]
-    back, taken = {one for one, _ in kept}, {other for _, other in kept}
     names = {number: name for name, number in inputs.items()}
+    steps = {
+        (one, other): common(keys(names[one]), keys(profile.output.names[other]))
+        for pair in pairs
+        for one, other in pair
+    }
+    longest = {other: max(n for (_, each), n in steps.items() if each == other) for _, other in steps}
+    # An output in the dtypes of one argument is the new value of that one, and of no other with as much of its path; what else it returns of that is a copy.
+    kept = [
+        both
+        for pair in pairs
+        if pair not in changes
+        for both in pair
+        if over[both[1]] >> both[0] & 1 and steps[both] == longest[both[1]]
+    ]
+    seen, taken = {one for one, _ in kept}, {other for _, other in kept}
+    count = Counter(map(id, jaxpr.outvars[: len(outputs)]))
     told: dict[tuple[ArrayType, ArrayType], list[tuple[int, int]]] = {}
-    seen = {*back}
     for pair in changes:
-        own = sum(1 << one for one, _ in pair)
-        named = all(has_name(names[one]) for one, _ in pair)
-        moved = [(one, other) for one, other in pair if before[one].dtype != after[other].dtype]
-        within = all(inside[other] >> one & 1 and made_of[other] & ~(1 << one) for one, other in moved)
-        whole = named and all(over[other] >> one & 1 for one, other in pair) and any(made_of[o] & ~own for _, o in pair)
-        decoded = any(before[one].shape and not inexact(before[one]) for one, _ in moved)
         if taken & {other for _, other in pair} or seen & {one for one, _ in pair}:
             continue
-        if within or (whole and not decoded):
+        own = sum(1 << one for one, _ in pair)
+        moved = [(one, other) for one, other in pair if before[one].dtype != after[other].dtype]
+        decoded = any(before[one].shape and not inexact(before[one]) for one, _ in moved)
+        handed_on = {parent(names[one]) for one, other in pair if profile.output.handed_out[other] == one - first}
+        meant = decoded or any(flow.cast_first(jaxpr, one) or parent(names[one]) in handed_on for one, _ in moved)
+        if all(has_name(names[one]) for one, _ in pair):
+            is_new = all(over[other] >> one & 1 for one, other in pair)
+        else:
+            is_twice = any(count[id(jaxpr.outvars[other])] > 1 for _, other in pair)
+            is_new = is_twice and all(made_of[other] >> one & 1 for one, other in pair)
+        within = all(inside[other] >> one & 1 and made_of[other] & ~(1 << one) for one, other in moved)
+        if within or (is_new and not meant and any(made_of[other] & ~own for _, other in pair)):
             seen |= {one for one, _ in pair}
+            taken |= {other for _, other in pair}
             for one, other in moved:
                 told.setdefault((array_type(before[one]), array_type(after[other])), []).append((one, other))
     return tuple(
         CarriedInput(tuple(names[one] for one, _ in found), old, new, line(jaxpr, *found[0], before))
         for (old, new), found in told.items()
     )
+
+
+def parent(path: str) -> str:
+    """The path without its last step."""
+    return path.removesuffix("".join(keys(path)[-1:]))
 
 
 def has_name(path: str) -> bool:

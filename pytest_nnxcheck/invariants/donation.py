@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.arrays import array_type
+from pytest_nnxcheck.compat.arrays import array_type, quantizes
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.facts import ArrayType, InnerDonation, Leaf, Observation, Pairs
 from pytest_nnxcheck.core.nesting import Nesting
@@ -452,20 +451,6 @@ def converted(seen: Observation) -> list[tuple[Leaf, Leaf]]:
     """
     moves = ((move.before, move.after) for move in seen.moves if move.after is not None)
     return [(old, new) for old, new in moves if old.path == new.path and quantizes(old.type, new.type)]
-
-
-def quantizes(old: ArrayType, new: ArrayType) -> bool:
-    """True if a conversion of an array is never made by a promotion of types: of floats to what has eight bits and fewer, or is no float."""
-    return None not in (old.shape, new.shape) and bits(old.dtype) > 8 >= bits(new.dtype)
-
-
-def bits(dtype: str) -> int:
-    """The bits of a float or complex number; 0 for every other type."""
-    try:
-        kind = jnp.dtype(dtype)
-    except TypeError:  # a key of random numbers
-        return 0
-    return 8 * kind.itemsize if jnp.issubdtype(kind, jnp.inexact) else 0
 
 
 def lost_buffer(before: Leaf, after: Leaf | None, ran: Ran) -> LostBuffer:

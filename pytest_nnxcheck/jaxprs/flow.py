@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import is_ref, is_ref_type
-from pytest_nnxcheck.compat.graph import equation_line
+from pytest_nnxcheck.compat.graph import equation_line, is_cast
 from pytest_nnxcheck.compat.staging import CALLS, COND, COPIES, REMATS, RESHAPES, SCAN, WHILE
 
 # --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ IN_PLACE = frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter
 """Operations that put values into a part of their first operand."""
 CONVERTED = frozenset(("convert_element_type", "reduce_precision"))
 ELEMENTWISE = CONVERTED | frozenset(
-    "abs add add_any and clamp div exp integer_pow log max min mul neg not optimization_barrier or pow rem rsqrt select_n sharding_constraint sign sqrt"
-    " square sub xor".split()
+    "abs add add_any and clamp div exp integer_pow log logistic max min mul neg not optimization_barrier or pow rem rsqrt select_n sharding_constraint sign"
+    " sqrt square sub tanh xor".split()
 )
 """Operations that make an element of the elements in its place."""
 
@@ -165,6 +165,20 @@ def new_values(jaxpr: Any, by: AbstractSet[str] = IN_PLACE | ELEMENTWISE) -> tup
 def joined(operands: list[int], numbers: int) -> int:
     """The bits of the operands whose own number is among the bits of ``numbers``."""
     return functools.reduce(operator.or_, (bits for k, bits in enumerate(operands) if numbers >> k & 1), 0)
+
+
+def cast_first(jaxpr: Any, number: int) -> bool:
+    """True if all that a jaxpr does with an input is to convert it to a wider type on purpose, in calls inside of it too."""
+
+    def casts(eqn: Any, operands: list[int]) -> bool:
+        if (inner := called(eqn)) is not None:
+            return all(cast_first(inner, operand) for operand in operands)
+        if eqn.primitive.name != "convert_element_type" or not is_cast(eqn):
+            return False
+        return bool(eqn.outvars[0].aval.dtype.itemsize > eqn.invars[0].aval.dtype.itemsize)
+
+    takers = uses(jaxpr).taken([id(jaxpr.invars[number])])
+    return bool(takers) and all(casts(eqn, operands) for eqn, operands in takers)
 
 
 def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:

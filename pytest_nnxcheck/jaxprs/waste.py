@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import graph, staging
-from pytest_nnxcheck.compat.arrays import describe, nbytes
+from pytest_nnxcheck.compat.arrays import array_type, describe, nbytes, quantizes
 from pytest_nnxcheck.compat.staging import COPIES, GATHER, JOINS, LOOPS, PARTS, REMATS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.text import at_line, format_bytes, some
 from pytest_nnxcheck.jaxprs import flow
@@ -113,9 +113,20 @@ class Level:
 
 
 def waste(jaxpr: Any, successors: Mapping[int, int]) -> Iterator[HeldTwice | Stack]:
-    """The leaves and stacks of a jaxpr, and of those inside it; ``successors`` are the outputs that replace inputs, by the number of the input."""
+    """The leaves and stacks of a jaxpr, and of those inside it; ``successors`` are the outputs that replace inputs, by the number of the input.
+
+    An input that is quantized is converted on purpose.
+    """
+    types = {
+        number: (array_type(jaxpr.invars[number].aval), array_type(jaxpr.outvars[output].aval))
+        for number, output in successors.items()
+    }
+    quantized = {number for number, (old, new) in types.items() if quantizes(old, new)}
     for level in levels(jaxpr, [(var, number) for number, var in enumerate(jaxpr.invars)]):
-        for facts in (casts, joined, reordered, stacks):
+        yield from (
+            fact for fact in casts(level) if fact.operation != "widened" or not quantized.issuperset(fact.leaves)
+        )
+        for facts in (joined, reordered, stacks):
             yield from facts(level)
     for number, output in successors.items():
         yield from needed_beside(jaxpr, number, number, output)

@@ -20,7 +20,7 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
 from pytest_nnxcheck.core.settings import CHECK_ID, MARKER
 from pytest_nnxcheck.core.text import tell_from
-from pytest_nnxcheck.plugin import gathered, options
+from pytest_nnxcheck.plugin import gathered, isolation, options
 from pytest_nnxcheck.plugin.gathered import IN_BODY, Running
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
@@ -175,6 +175,11 @@ def _resolve_settings(item: pytest.Function, error: type[Exception]) -> None:
         item.add_marker("hypothesis")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Remember what the modules hold before the first test."""
+    isolation.remember(session)
+
+
 # --- the run -------------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +189,29 @@ def nnx_wrap() -> Wrap:
     from pytest_nnxcheck.api import wrap
 
     return wrap
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note what runs before the calls of a test."""
+    with isolation.prepared(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Note the fixtures of a test, and what they make for several."""
+    isolation.fixture_starts(fixturedef, request.config)
+    value = yield
+    isolation.fixture_made(fixturedef, request.config, value)
+    return value
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Forget what a fixture made."""
+    isolation.fixture_ended(fixturedef, request.config)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -29,6 +29,7 @@ from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example, Handed, Memo, call_unchecked
 from pytest_nnxcheck.reporting import report, violations
+from pytest_nnxcheck.subject.caches import MakeCold, RunFromCold
 from pytest_nnxcheck.values import uncomputed
 
 if TYPE_CHECKING:
@@ -290,9 +291,22 @@ class Executor:
     watch: uncomputed.Watch = field(default_factory=uncomputed.Watch)
     values_needed: bool = False
     """The body reads values of nestings that could be traced without running them."""
+    cold: dict[str, MakeCold] = field(default_factory=dict)
+    """The caches that the body fills, by their names: each execution starts with them as in a fresh process."""
 
     def execute(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
-        """Run the body once; a second time where it reads values that nobody computed. Raises no exception of the body."""
+        """Run the body once; again where it reads values that nobody computed, or fills caches. Raises no exception of the body."""
+        while True:
+            with contextlib.ExitStack() as cold:
+                for make_cold in self.cold.values():
+                    cold.callback(make_cold())
+                try:
+                    return self._with_values(nesting, body, settings)
+                except RunFromCold as again:
+                    self.cold = {name: each for name, each in self.cold.items() if name not in again.warm}
+                    self.cold.update(again.cold)
+
+    def _with_values(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
         try:
             return self._watched(nesting, body, settings)
         except uncomputed.ValuesNeeded as need:
@@ -330,7 +344,7 @@ class Executor:
 
     def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
         self.memo.run_of(body)
-        example = Example(self.memo, self.values_needed)
+        example = Example(self.memo, self.values_needed, again=True)
         execution = Execution(self, example, nesting, settings)
         self.publish(BodyStarted(body))
         with _running(execution), example:
@@ -349,7 +363,7 @@ class Executor:
             self._require_values(example, None)
         except (NestingRejected, NestingExcused):
             return
-        except uncomputed.ValuesNeeded:
+        except (uncomputed.ValuesNeeded, RunFromCold):
             raise
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             self._require_values(example, error)

@@ -1,115 +1,162 @@
-"""Caches that the call reaches are empty before it, as in a fresh process: what ran earlier decides no verdict.
+"""Caches that the call reaches are as in a fresh process before it: what ran earlier decides no verdict.
 
-A warm cache hides what a cold one keeps: if the call fills it under a transform, it keeps a tracer. A cache is a `functools.lru_cache`, a
-`functools.cached_property`, or a place that the call fills again where it finds it empty. Only one that holds arrays of jax hides anything. A
-constructor that fills one does so before each call, in every process, and so does a module while it is imported.
+A warm cache hides what a cold one keeps: if the call fills it under a transform, it keeps a tracer. Cold is what was there after the import of the
+modules, see `after_import`; an object that was made later has cold places where a method fills them. A place is a cache if the call, traced with the
+place cold, fills it again. Only one that leads to arrays of jax hides anything. What is filled on purpose before the call stays, see `on_purpose`.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dis
 import functools
-import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Literal
 
 import jax
 
-from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.owner import is_library
+from pytest_nnxcheck.compat import graph, refusals
+from pytest_nnxcheck.compat.owner import is_library, owner
+from pytest_nnxcheck.subject import after_import, on_purpose
+from pytest_nnxcheck.subject.on_purpose import CONSTRUCTORS, Code, codes_behind, nested, wrapped
 from pytest_nnxcheck.subject.profile import profile
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, users_function
 from pytest_nnxcheck.walk import snapshot
-from pytest_nnxcheck.walk.raw_access import LruCache, class_dict, code_names, mro, top_package
-from pytest_nnxcheck.walk.walk import Walk, walk
+from pytest_nnxcheck.walk.raw_access import (
+    MISSING,
+    cell_content,
+    class_dict,
+    layout,
+    mro,
+    top_package,
+    unbounded_store,
+)
+from pytest_nnxcheck.walk.snapshot import PlaceKind
+from pytest_nnxcheck.walk.visit import Name
+from pytest_nnxcheck.walk.walk import Walk
 
-CONSTRUCTORS = ("__init__", "__post_init__", "__new__", "setup")
 MOST_TRIALS = 8
-"""Places that are tried by a trace of the call, for one call."""
+"""Traces of the call that look for caches, for one call."""
 
 PutBack = Callable[[], None]
+MakeCold = Callable[[], PutBack]
+"""Makes a cache cold, and returns a function that makes it warm again."""
+Entries = dict[Hashable, tuple[Any, Any]]
+"""(key, item) of the entries of a place, by the key itself where it is a string or a number, else by its id: a hash may be the user's code."""
+
+
+class RunFromCold(BaseException):
+    """The body of the test runs again, from its start, with some caches cold: it fills them on purpose, and earlier tests may have filled more of them.
+
+    Not an ``Exception``, which a test body might swallow.
+    """
+
+    def __init__(self, cold: Mapping[str, MakeCold], warm: Container[str] = ()) -> None:
+        super().__init__()
+        self.cold = cold
+        self.warm = warm
+        """The names of caches that it left cold: something else had filled them."""
+
+
+def emptied(
+    subject: Subject, found: Walk, known: dict[Any, Any], put_back: list[PutBack], *, from_cold: bool = False
+) -> bool:
+    """Make the caches that a walk met cold, and add functions to ``put_back`` that put back what was in them. True if there was one.
+
+    ``known`` keeps which places are caches. Nothing can put back the entries of a `functools.lru_cache` with a bound: its next call computes them.
+    Raises `RunFromCold` for one that the body fills on purpose, where it can run again ``from_cold``.
+    """
+    before, made = len(put_back), [made for made in made_caches(found) if any(map(leads_to_arrays, made.values))]
+    possible = list(possible_caches(found))
+    warm = {*(each.path for each in made), *(place.name for place in possible)}
+    if left_cold := known.get(("cold", subject.name), frozenset()) - warm:
+        known["cold", subject.name], known["left cold", subject.name] = frozenset(), left_cold
+        raise RunFromCold({}, left_cold)
+    if not warm:
+        return False
+    left_cold = known.get(("left cold", subject.name), frozenset())
+    key = ("purpose", subject.name, left_cold)
+    if key not in known:
+        known[key] = Purpose.of(subject, found, left_cold)
+    purpose: Purpose = known[key]
+    anew = dict[str, MakeCold]()
+    for each in made:
+        match purpose.calls(each):
+            case "":
+                put_back.append(each.empty())
+            case "anew" if each.function is not None:
+                anew[each.path] = each.empty
+    for filler, part in parts_by_filler(possible, purpose, anew=from_cold):
+        if cold := cold_entries(subject, found, part, known):
+            make_cold = functools.partial(part.make_cold, cold)
+            anew.update({part.name: make_cold} if filler else {})
+            put_back.extend([] if filler else [make_cold()])
+    if from_cold and anew and ("cold", subject.name) not in known:
+        known["cold", subject.name] = frozenset(anew)
+        raise RunFromCold(anew)
+    return len(put_back) > before
+
+
+def parts_by_filler(
+    possible: Iterable[PossibleCache], purpose: Purpose, *, anew: bool
+) -> Iterator[tuple[Filler, PossibleCache]]:
+    """The parts of places that nothing fills on purpose, and those that the body fills ``anew`` and that were there after the import."""
+    for place in possible:
+        fillers = {key: purpose.fills(place, key) for key in place.changed}
+        for filler in ("", "anew") if anew and place.remembered else ("",):
+            part = place.of(key for key in place.changed if fillers[key] == filler)
+            if part.arrays:
+                yield filler, part
+
+
+# --- caches that functools made
 
 
 @dataclass(frozen=True, slots=True)
-class PossibleCache:
-    """A place that may be a cache: a dict, or an attribute that a method sets."""
+class MadeCache:
+    """A filled `functools.lru_cache` or `functools.cached_property`."""
 
+    path: str
+    function: Any
+    """The function whose results it keeps; `None` for a property."""
     name: str
-    held: MutableMapping[Any, Any]
-    """The dict, or the ``__dict__`` of the object."""
-    attribute: str = ""
-
-    def empty(self) -> PutBack:
-        """Empty it. Gives a function that puts back what was in it."""
-        before = dict(self.held)
-
-        def put_back() -> None:
-            if self.attribute:
-                self.held[self.attribute] = before[self.attribute]
-            else:
-                self.held.clear()
-                self.held.update(before)
-
-        if self.attribute:
-            self.held[self.attribute] = None
-        else:
-            self.held.clear()
-        return put_back
-
-    @property
-    def last(self) -> str:
-        """The last name of its path: ``table`` of ``model.table``."""
-        return self.attribute or self.name.partition(" (")[0].rpartition(".")[2]
-
-    @property
-    def is_filled(self) -> bool:
-        """True if something is in it."""
-        return self.held.get(self.attribute) is not None if self.attribute else bool(self.held)
+    """The name of the function, or of the property."""
+    values: Sequence[Any]
+    empty: Callable[[], PutBack]
+    """Empties it, and returns a function that puts back what was in it."""
 
 
-def emptied(subject: Subject, found: Walk, known: dict[Any, Any]) -> list[PutBack]:
-    """Empty the caches that a walk met. Gives functions that put back what was in them; ``known`` keeps which places are caches.
-
-    Nothing can put back the entries of a `functools.lru_cache`: its next call computes them.
-    """
-    made = [made for made in made_caches(found) if holds_arrays(made[1])]
-    possible = list(memos(found))
-    if not made and not possible:
-        return []
-    functions = [*constructors(found), *called_at_import(found)]
-    named = {*names_in(functions), *(function.__name__ for function in functions)}
-    filled = set(names_in(filter(fills, functions)))
-    return [
-        *(empty() for name, _, empty in made if name not in named),
-        *(memo.empty() for memo in possible if memo.last not in filled and is_cache(subject, found, memo, known)),
-    ]
-
-
-def made_caches(found: Walk) -> Iterator[tuple[str, Any, Callable[[], PutBack]]]:
-    """The caches that functools made: the name of the function, what is in the cache, and a function that empties it."""
-    for _, cache, held in found.places.of(snapshot.CACHE):
-        if held:
-            yield getattr(wrapped(cache), "__name__", ""), held[1::2], functools.partial(cleared, cache)
-    for _, (value, stored), held in found.places.of(snapshot.ATTRIBUTES):
-        for name, item in snapshot.attribute_items(stored, held) if stored.cached else ():
-            if name in stored.cached and (own := stored.read(value)) is not None:
-                yield name, item, functools.partial(without, own, name)
+def made_caches(found: Walk) -> Iterator[MadeCache]:
+    """The caches that functools made, as far as they were filled after the import."""
+    for path, cache, held in found.places.of(snapshot.CACHE):
+        then = after_import.content(snapshot.CACHE, cache) or []
+        # With a bound, what is taken out is gone: one that the import has filled stays.
+        if held and not snapshot.same(held, then) and not (then and unbounded_store(cache) is None):
+            function = wrapped(cache)
+            name = getattr(function, "__name__", "")
+            yield MadeCache(str(path), function, name, held[1::2], functools.partial(cleared, cache, then))
+    for path, place, held in found.places.of(snapshot.ATTRIBUTES):
+        value, stored = place
+        if not stored.cached or (own := stored.read(value)) is None:
+            continue
+        before = entries(snapshot.ATTRIBUTES, place, after_import.content(snapshot.ATTRIBUTES, place) or [type(value)])
+        for name, item in snapshot.attribute_items(stored, held):
+            if name in stored.cached and before.get(name, (name, None))[1] is not item:
+                yield MadeCache(f"{path}.{name}", None, name, [item], functools.partial(without, own, name))
 
 
-def wrapped(cache: Any) -> Any:
-    """The function behind a `functools.lru_cache`."""
-    return dict.get(class_dict(LruCache)["__dict__"].__get__(cache), "__wrapped__")
-
-
-def cleared(cache: Any) -> PutBack:
-    """Empty a `functools.lru_cache`, whose entries nothing can put back."""
-    class_dict(LruCache)["cache_clear"](cache)
-    return lambda: None
+def cleared(cache: Any, then: Sequence[Any]) -> PutBack:
+    """Take the entries out of a `functools.lru_cache` that were not there ``then``."""
+    store = unbounded_store(cache)
+    if store is None:
+        snapshot.CACHE.write(cache, [])
+        return lambda: None
+    before, kept = [*snapshot.CACHE.read(cache)], {id(key) for key in then[::2]}
+    pairs = zip(before[::2], before[1::2], strict=True)
+    snapshot.CACHE.write(cache, [part for pair in pairs if id(pair[0]) in kept for part in pair])
+    return lambda: snapshot.CACHE.write(cache, before)
 
 
 def without(own: dict[str, Any], name: str) -> PutBack:
@@ -118,153 +165,341 @@ def without(own: dict[str, Any], name: str) -> PutBack:
     return lambda: dict.__setitem__(own, name, value)
 
 
-def memos(found: Walk) -> Iterator[PossibleCache]:
-    """The places of the user's that may be caches: dicts of arrays, and attributes with an array that a method sets which is no constructor."""
-    for name, place, held in found.places.of(snapshot.DICT):
-        if type(place) is dict and holds_array(held[len(held) // 2 :]):
-            yield PossibleCache(str(name), place)
-    for name, (value, stored), held in found.places.of(snapshot.ATTRIBUTES):
-        cls = type(value)
-        if is_library(top_package(cls)) or graph.is_graph_node(value) or (own := stored.read(value)) is None:
-            continue
-        arrays = {key for key, item in snapshot.attribute_items(stored, held) if key in own and holds_array([item])}
-        for key in sorted(arrays & set_by_methods(cls) - stored.cached) if arrays else ():
-            yield PossibleCache(f"{name}.{key}", own, key)
+# --- places that may be caches
 
 
-def holds_array(values: Iterable[Any]) -> bool:
-    """True if one of these values is an array of jax, or a tuple, list or dict that leads to one."""
-    # jax sorts the keys of a dict, and those of the user's may have no order.
-    ahead, seen = [*values], set[int]()
-    while ahead:
+@dataclass(frozen=True, slots=True)
+class PossibleCache:
+    """A place of the user's that may be a cache: it leads to arrays that it does not lead to where it is cold."""
+
+    name: str
+    label: str
+    """The last name of its path: ``table`` of ``model.table["a"]``, ``t`` of a closure."""
+    kind: PlaceKind
+    place: Any
+    now: list[Any]
+    cold: list[Any]
+    """The content in a fresh process."""
+    remembered: bool
+    """True if that is known; else it is what a method finds that fills the place."""
+    changed: frozenset[Hashable]
+    """The keys of the entries that are not as in a fresh process."""
+    arrays: frozenset[Hashable]
+    """The keys of the entries among them that lead to arrays now."""
+
+    @property
+    def by_name(self) -> bool:
+        """True if its entries are attributes or variables, each a place of its own."""
+        return self.kind in (snapshot.ATTRIBUTES, snapshot.CLASS, snapshot.NAMES)
+
+    def of(self, keys: Iterable[Hashable]) -> PossibleCache:
+        """The place with some of the entries that changed."""
+        changed = frozenset(keys)
+        return replace(self, changed=changed, arrays=self.arrays & changed)
+
+    def attempts(self) -> list[frozenset[Hashable]]:
+        """The sets of entries that may be a cache: those with arrays, all that changed, each one."""
+        if self.kind in (snapshot.LIST, snapshot.DEQUE) and len(self.now) != len(self.cold):
+            return [self.changed]
+        one_by_one = [frozenset((key,)) for key in sorted(self.arrays, key=str)] if self.by_name else []
+        return [*dict.fromkeys([self.arrays, self.changed, *one_by_one])]
+
+    def make_cold(self, keys: frozenset[Hashable]) -> PutBack:
+        """Put entries back as they are in a fresh process. Gives a function that makes them warm again."""
+
+        def write(content: list[Any]) -> None:
+            present = list(self.kind.read(self.place))
+            self.kind.write(self.place, mixed(self.kind, self.place, present, content, keys))
+
+        write(self.cold)
+        return lambda: write(self.now)
+
+    def is_filled(self, keys: frozenset[Hashable]) -> bool:
+        """True if entries that were made cold lead to arrays again."""
+        cold = {id(item) for _, item in entries(self.kind, self.place, self.cold).values()}
+        now = entries(self.kind, self.place, list(self.kind.read(self.place)))
+        fresh = {key for key, (_, item) in now.items() if id(item) not in cold and leads_to_arrays(item)}
+        return self.arrays & keys <= fresh if self.by_name else bool(fresh)
+
+
+def possible_caches(found: Walk) -> Iterator[PossibleCache]:
+    """The places of the user's that a walk met and that may be caches."""
+    namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+    for name, kind, place, held in found.places:
+        if kind is snapshot.NAMES:
+            # Each function names some: all of one module are one place.
+            namespaces.setdefault(id(place[0]), (place[0], {}))[1].update(zip(place[1], held, strict=True))
+        elif kind in KINDS and not (kind is snapshot.ATTRIBUTES and is_no_place(place[0])):
+            cold = after_import.content(kind, place)
+            if cold is not None:
+                yield from changed_since(name, kind, place, held, cold)
+            else:
+                yield from made_later(name, kind, place, held)
+    for namespace, named in namespaces.values():
+        place = (namespace, tuple(named))
+        if (cold := after_import.content(snapshot.NAMES, place)) is not None:
+            module = str(dict.get(namespace, "__name__"))
+            yield from changed_since(module, snapshot.NAMES, place, [*named.values()], cold)
+
+
+def label_of(name: object) -> str:
+    """The last name of a path."""
+    base = name.base if isinstance(name, Name) else str(name)
+    return base.partition("[")[0].rpartition(".")[2]
+
+
+KINDS = (
+    *(snapshot.LIST, snapshot.DEQUE, snapshot.DICT, snapshot.ORDERED, snapshot.OBJECTS),
+    *(snapshot.ATTRIBUTES, snapshot.CLASS, snapshot.CELL, snapshot.CONTEXT),
+)
+"""The kinds of places that may be caches, beside the names of modules."""
+
+
+def is_no_place(value: Any) -> bool:
+    """True for an object whose attributes are no cache: those of a graph node are state, those of jax' objects are its own."""
+    package = top_package(type(value))
+    return graph.is_graph_node(value) or (is_library(package) and owner(package) != "python")
+
+
+def changed_since(
+    name: object, kind: PlaceKind, place: Any, now: list[Any], cold: list[Any]
+) -> Iterator[PossibleCache]:
+    """A place that is not as it was after the import, if it leads to other arrays."""
+    if snapshot.same(now, cold):
+        return
+    present, before = entries(kind, place, now), entries(kind, place, cold)
+    changed = frozenset(
+        key
+        for key in present.keys() | before.keys()
+        if present.get(key, (None, MISSING))[1] is not before.get(key, (None, MISSING))[1]
+    )
+    arrays = frozenset(key for key in changed & present.keys() if leads_to_arrays(present[key][1]))
+    if arrays:
+        yield PossibleCache(str(name), label_of(name), kind, place, now, cold, True, changed, arrays)
+
+
+def made_later(name: object, kind: PlaceKind, place: Any, now: list[Any]) -> Iterator[PossibleCache]:
+    """The places that may be caches of an object that was made after the import: a dict of arrays, and each attribute with arrays that a method sets."""
+    if kind in (snapshot.DICT, snapshot.ORDERED):
+        keys = frozenset(entries(kind, place, now))
+        if any(map(leads_to_arrays, now[len(now) // 2 :])):
+            yield PossibleCache(str(name), label_of(name), kind, place, now, [], False, keys, keys)
+    elif kind is snapshot.ATTRIBUTES and not is_library(top_package(type(place[0]))):
+        present = entries(kind, place, now)
+        arrays = [key for key, (_, item) in present.items() if leads_to_arrays(item)]
+        by_methods, by_constructors = attributes_set(type(place[0])) if arrays else (set(), set())
+        for key in arrays:
+            if key in by_methods and key not in place[1].cached:
+                # As the constructor leaves it: `None`, most likely, or not there.
+                cold = dict(present)
+                cold.pop(key)
+                if key in by_constructors:
+                    cold[key] = (key, None)
+                content, only = composed(kind, place, now, cold), frozenset((key,))
+                yield PossibleCache(str(name), label_of(name), kind, place, now, content, False, only, only)
+
+
+def attributes_set(cls: type) -> tuple[set[Hashable], set[Hashable]]:
+    """The attributes that the methods of a class set, and those that its constructors set."""
+    by_methods, by_constructors = set[Hashable](), set[Hashable]()
+    for base in mro(cls):
+        for name, item in class_dict(base).items():
+            if type(item) is FunctionType:
+                attributes = by_constructors if name in CONSTRUCTORS else by_methods
+                for code in nested(item.__code__):
+                    attributes |= {op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR"}
+    return by_methods, by_constructors
+
+
+# --- the entries of a place
+
+
+def entries(kind: PlaceKind, place: Any, held: Sequence[Any]) -> Entries:
+    """The entries of a place that held some objects."""
+    if kind is snapshot.ATTRIBUTES:
+        pairs: Iterable[tuple[Any, Any]] = snapshot.attribute_items(place[1], held)
+    elif kind is snapshot.CLASS:
+        pairs = snapshot.paired(held[1:])
+    elif kind in (snapshot.DICT, snapshot.ORDERED):
+        pairs = snapshot.paired(held)
+    elif kind is snapshot.NAMES:
+        pairs = zip(place[1], held, strict=True)
+    else:
+        pairs = enumerate(held)
+    return {key if type(key) in (str, int) else id(key): (key, item) for key, item in pairs if item is not MISSING}
+
+
+def composed(kind: PlaceKind, place: Any, held: Sequence[Any], wanted: Entries) -> list[Any]:
+    """The objects of a place that held some, with the ``wanted`` entries."""
+
+    def item(key: Hashable) -> Any:
+        return wanted.get(key, (None, MISSING))[1]
+
+    if kind is snapshot.NAMES:
+        return [item(name) for name in place[1]]
+    if kind in (snapshot.CELL, snapshot.CONTEXT, snapshot.OBJECTS):
+        return [item(number) for number in range(len(held))]
+    if kind in (snapshot.LIST, snapshot.DEQUE):
+        return [wanted[number][1] for number in sorted(wanted)]  # type: ignore[type-var]
+    slots = place[1].slots if kind is snapshot.ATTRIBUTES else ()
+    of_slots = {name for name, _ in slots}
+    pairs = [pair for key, pair in wanted.items() if key not in of_slots]
+    # The class of an object, the bases of a class.
+    first = [] if kind in (snapshot.DICT, snapshot.ORDERED) else [held[0]]
+    return [*first, *(item(name) for name, _ in slots), *(key for key, _ in pairs), *(value for _, value in pairs)]
+
+
+def mixed(
+    kind: PlaceKind, place: Any, present: Sequence[Any], other: Sequence[Any], keys: frozenset[Hashable]
+) -> list[Any]:
+    """The ``present`` objects of a place with the entries of some ``keys`` as in ``other`` content: gone where they are not in it."""
+    wanted, source = entries(kind, place, present), entries(kind, place, other)
+    if kind in (snapshot.DICT, snapshot.ORDERED, snapshot.LIST, snapshot.DEQUE) and keys >= source.keys():
+        return list(other)
+    for key in keys:
+        if key in source:
+            wanted[key] = source[key]
+        else:
+            wanted.pop(key, None)
+    return composed(kind, place, present, wanted)
+
+
+def leads_to_arrays(value: Any) -> bool:
+    """True if a value is an array of jax, or leads to one by what it holds: items, attributes, closures."""
+    # No code of the user's runs, and no globals are looked at: those of a function are places of their own.
+    ahead, seen = [value], set[int]()
+    while ahead and len(seen) < MOST_HELD:
         value = ahead.pop()
+        cls = type(value)
         if isinstance(value, jax.Array):
             return True
-        if id(value) not in seen and type(value) in (tuple, list, dict):
-            seen.add(id(value))
-            ahead += value.values() if type(value) is dict else value
+        if id(value) in seen or cls in (str, int, float, bool, bytes, type(None)):
+            continue
+        seen.add(id(value))
+        if issubclass(cls, list | tuple | set | frozenset):
+            ahead += list(value)
+        elif issubclass(cls, dict):
+            ahead += dict.values(value)
+        elif cls is FunctionType:
+            ahead += map(cell_content, value.__closure__ or ())
+        elif cls is MethodType:
+            ahead += (value.__self__, value.__func__)
+        elif cls is CellType:
+            ahead.append(cell_content(value))
+        elif not issubclass(cls, type | ModuleType):
+            stored = layout(cls)
+            ahead += (stored.read(value) or {}).values()
+            ahead += (item for _, item in stored.read_slots(value) if item is not MISSING)
     return False
 
 
-def set_by_methods(cls: type) -> set[str]:
-    """The attributes that the methods of a class set, its constructors aside."""
-    functions = [
-        item
-        for base in mro(cls)
-        for name, item in class_dict(base).items()
-        if type(item) is FunctionType and name not in CONSTRUCTORS
-    ]
-    return {
-        str(instruction.argval)
-        for function in functions
-        for code in codes(function.__code__)
-        for instruction in dis.get_instructions(code)
-        if instruction.opname == "STORE_ATTR"
-    }
+MOST_HELD = 10_000
+"""Objects that are looked at for an array."""
+
+# --- trials
 
 
-def codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those inside it."""
-    yield code
-    for constant in code.co_consts:
-        if type(constant) is CodeType:
-            yield from codes(constant)
+def cold_entries(
+    subject: Subject, found: Walk, place: PossibleCache, known: dict[Any, Any]
+) -> frozenset[Hashable] | None:
+    """The entries of a place that a trace of the call fills again where it finds them cold; `None` if it is no cache.
 
-
-def is_cache(subject: Subject, found: Walk, memo: PossibleCache, known: dict[Any, Any]) -> bool:
-    """True if a trace of the call fills a place again where it finds it empty. A call that needs what is there raises, or leaves it alone."""
-    key = ("cache", subject.name, memo.name)
+    A call that needs what is there raises, or leaves it alone.
+    """
+    attempts = place.attempts()
+    key = ("cache", subject.name, place.name)
     if key not in known:
-        known[key] = sum(each[0] == "cache" for each in known if type(each) is tuple) < MOST_TRIALS and refills(
-            subject, found, memo
-        )
-    return bool(known[key])
+        known[key] = None
+        for number, keys in enumerate(attempts):
+            tried = known["trials", subject.name] = known.get(("trials", subject.name), 0) + 1
+            if tried <= MOST_TRIALS and refills(subject, found, place, keys):
+                known[key] = number
+                break
+    number = known[key]
+    return attempts[number] if number is not None and number < len(attempts) else None
 
 
-def refills(subject: Subject, found: Walk, memo: PossibleCache) -> bool:
-    """Empty a place, trace the call, and look whether it is filled."""
+def refills(subject: Subject, found: Walk, place: PossibleCache, keys: frozenset[Hashable]) -> bool:
+    """Make entries cold, trace the call, and look whether they are filled. A call that raises met no cache, but for a tracer that one kept."""
     filled = False
     with contextlib.suppress(Exception), subject.undone(subject.state, found):  # the user's code may raise anything
-        memo.empty()
-        profile(subject)
-        filled = memo.is_filled
+        place.make_cold(keys)
+        try:
+            profile(subject)
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            error.__traceback__ = None
+            filled = refusals.is_tracer_error(error) and place.is_filled(keys)
+        else:
+            filled = place.is_filled(keys)
     return filled
 
 
-def holds_arrays(value: Any) -> bool:
-    """True if a value leads to an array of jax."""
-    return any(isinstance(array, jax.Array) for _, array in walk([("", value)]).arrays)
+# --- what is filled on purpose
+
+Filler = Literal["", "anew", "before"]
+"""The code that fills a place on purpose: none; the body of the test, anew each time that it runs; code that ran before."""
 
 
-# --- what a constructor fills
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """The code that fills places on purpose before the call."""
 
+    body: tuple[Code, ...]
+    """The body of the test, and what it calls."""
+    constructors: tuple[Code, ...]
+    """The constructors of the classes that the walk met, and what they call."""
+    fixtures: tuple[Code, ...]
+    """The fixtures of the test, and what they call."""
+    imported: tuple[Code, ...]
+    """The functions that the top-level code of modules calls, and what they call."""
+    left_cold: frozenset[str]
+    """The names of places that were cold when the body ran, and that it left cold."""
 
-FILLING = frozenset(("STORE_SUBSCR", "MAP_ADD", "BUILD_CONST_KEY_MAP", "DICT_UPDATE"))
-"""Operations of Python's that put something into a dict."""
+    @classmethod
+    def of(cls, subject: Subject, found: Walk, left_cold: frozenset[str]) -> Purpose:
+        """The code that runs before a call whose walk is given."""
+        classes = [each for _, each, _ in found.places.of(snapshot.CLASS)]
+        caches = (wrapped(cache) for _, cache, held in found.places.of(snapshot.CACHE) if held)
+        modules = {str(getattr(maker, "__module__", "")) for maker in (*caches, *classes)}
+        own = [code.code for code in codes_behind(users_function(subject.function))]
+        imported = on_purpose.called_at_import(modules)
+        body, made, fixtures, at_import = (
+            tuple(on_purpose.reached(start, classes, own))
+            for start in (on_purpose.BODY, on_purpose.constructors(classes), on_purpose.PREPARING, imported)
+        )
+        return cls(body, made, fixtures, at_import, left_cold)
 
+    def calls(self, made: MadeCache) -> Filler:
+        """The code that calls the function behind a cache."""
+        behind = next(codes_behind(made.function), None)
 
-def constructors(found: Walk) -> list[FunctionType]:
-    """The constructors of the user's classes that a walk met, and the methods that they name."""
-    own = [
-        (name, item)
-        for _, cls, _ in found.places.of(snapshot.CLASS)
-        for name, item in class_dict(cls).items()
-        if type(item) is FunctionType
-    ]
-    made = [function for name, function in own if name in CONSTRUCTORS]
-    named = {*names_in(made)}
-    return made + [function for name, function in own if name in named and name not in CONSTRUCTORS]
+        def call(code: Code) -> bool:
+            return made.name in code.code.co_names if behind is None else behind.code is code.code
 
+        # What was there after the import is known by its content.
+        before = self.fixtures if after_import.is_remembered() else (*self.fixtures, *self.imported)
+        return self.filler(made.path, call, before, self.constructors)
 
-def called_at_import(found: Walk) -> list[FunctionType]:
-    """The functions that the modules of the caches, and those of the user's classes, call while they are imported."""
-    caches = (wrapped(cache) for _, cache, held in found.places.of(snapshot.CACHE) if held)
-    makers = [*caches, *(cls for _, cls, _ in found.places.of(snapshot.CLASS))]
-    names = sorted({str(getattr(maker, "__module__", "")) for maker in makers})
-    there = [sys.modules[name] for name in names if name in sys.modules]
-    return [
-        function
-        for module in there
-        for name in calls_at_import(module)
-        if type(function := inspect.unwrap(vars(module).get(name, module))) is FunctionType
-    ]
+    def fills(self, place: PossibleCache, key: Hashable) -> Filler:
+        """The code that fills an entry of a place."""
 
+        def fill(code: Code) -> bool:
+            if place.by_name or place.kind is snapshot.CELL:
+                label = str(key) if place.by_name else place.label
+                return on_purpose.fills(code, label, attribute=True)
+            by_key = place.remembered and type(key) is str and on_purpose.fills(code, key, attribute=True)
+            return by_key or on_purpose.fills(code, place.label, attribute=False)
 
-@functools.cache
-def calls_at_import(module: ModuleType) -> frozenset[str]:
-    """The names of a module that its own top-level code calls; none where its source is not known."""
-    try:
-        ahead: list[ast.AST] = [ast.parse(inspect.getsource(module))]
-    except (OSError, TypeError, SyntaxError):
-        return frozenset()
-    names: set[str] = set()
-    while ahead:
-        node = ahead.pop()
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            names.add(node.func.id)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            ahead += ast.iter_child_nodes(node)
-    return frozenset(names)
+        before = self.fixtures if place.remembered else (*self.fixtures, *self.imported)
+        # Of an object that was there, the constructor has run.
+        there = place.remembered and place.kind is snapshot.ATTRIBUTES
+        return self.filler(place.name, fill, before, () if there else self.constructors)
 
-
-def fills(function: FunctionType) -> bool:
-    """True if a function puts something into a dict, or is a method that sets an attribute."""
-    operations = [each for code in codes(function.__code__) for each in dis.get_instructions(code)]
-    sets = {"STORE_ATTR"} if function.__name__ not in CONSTRUCTORS else set[str]()
-    return any(each.opname in FILLING | sets or (each.opname == "BUILD_MAP" and each.arg) for each in operations)
-
-
-def names_in(functions: Iterable[FunctionType]) -> Iterator[str]:
-    """The names in the code of functions, and of the functions of the same modules that they name."""
-    seen: set[int] = set()
-    ahead = list(functions)
-    while ahead:
-        function = ahead.pop()
-        if id(function.__code__) in seen:
-            continue
-        seen.add(id(function.__code__))
-        for name in code_names(function.__code__):
-            yield name
-            named = dict.get(function.__globals__, name)
-            if type(named) is FunctionType:
-                ahead.append(named)
+    def filler(
+        self, name: str, fill: Callable[[Code], bool], before: Iterable[Code], constructors: Iterable[Code]
+    ) -> Filler:
+        """The code that fills a place of some name: that ran ``before`` the body, the body, or a constructor, wherever that runs."""
+        left_cold = name in self.left_cold
+        if any(map(fill, before)) or (left_cold and any(map(fill, constructors))):
+            return "before"
+        return "anew" if not left_cold and any(map(fill, (*self.body, *constructors))) else ""

@@ -1,7 +1,9 @@
 """Writes that a call makes to copies of the caller's Variables, and reads of the caller's own past its arguments.
 
 A transform of jax takes a module apart and hands its function a copy, and so does `nnx.merge`: what that writes reaches the caller only if the copy
-comes back. While the call is traced, each Variable that it gets carries a mark in its metadata, which its copies inherit.
+comes back. While the call is traced, each Variable that it gets carries a mark in its metadata, which its copies inherit. A write is lost if the value
+that the copy holds at the end is another than it was made with, and neither the caller's state nor an output of the call holds it. Where a copy was
+written, the call is traced a second time for that: with names on these values, by which they are found in the program.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
@@ -23,12 +25,17 @@ from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import line_of
+from pytest_nnxcheck.jaxprs.followed import NOTHING, Followed, follow
 from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 MARK = "nnxcheck_mark"
 """The name of a mark among the metadata of a Variable."""
+
+
+RETURNED = "returned"
+"""The name of a value in a Variable that the call returns; with a path, of one that is the Variable of this path, or a copy of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +82,51 @@ class Mark:
 
 
 @dataclass(slots=True)
+class Copied:
+    """A copy of a Variable that the call writes."""
+
+    variable: Any
+    path: Path
+    """The path of the caller's Variable."""
+    number: int
+    """The number of the copy among those that are written."""
+    before: Any
+    """The value that it was copied with."""
+    writes: int = 0
+    """The number of writes so far."""
+    is_written: bool = False
+    """True if more than what a transform of flax hands out was written to it."""
+
+    @property
+    def first(self) -> str:
+        """The name of the value that it was copied with."""
+        return f"copy {self.number}"
+
+    @property
+    def last(self) -> str:
+        """The name of the value that it was written with last."""
+        return f"copy {self.number}, write {self.writes}"
+
+
+@dataclass(slots=True)
 class CopyWatch:
     """Marks the Variables of one trace, and notes the writes to their copies. A context manager."""
 
+    follows: bool = False
+    """True to name the values that it sees, so that `lost` finds them in the program."""
     trace: object = field(default_factory=object)
     written: dict[Path, Write] = field(default_factory=dict)
     """The last write to a copy of each Variable."""
     returned: set[Path] = field(default_factory=set)
     """The Variables that the call returns a copy of."""
-    _copies: dict[int, Any] = field(default_factory=dict)
+    _copies: dict[int, Copied] = field(default_factory=dict)
     """The copies that were written, by id."""
+    _named: list[Any] = field(default_factory=list)
+    """The values that have a name alone: jax drops what nobody keeps."""
     _patches: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
-        self._patches.enter_context(graph.writes_noted(self._note, MARK))
+        self._patches.enter_context(graph.writes_noted(self._note, self._replaced, MARK))
         self._patches.enter_context(graph.clones_noted(self._meant))
         return self
 
@@ -111,14 +149,29 @@ class CopyWatch:
                 if MARK not in graph.variable_metadata(variable):
                     graph.set_metadata(variable, MARK, Mark(self.trace))
             output = function(*args, **kwargs)
-            marks = (graph.variable_metadata(variable).get(MARK) for variable in variables_in(output))
-            self.returned.update(mark.path for mark in marks if isinstance(mark, Mark) and mark.original)
+            for variable in variables_in(output):
+                self._return(variable)
             return output
 
         return call
 
+    def _return(self, variable: Any) -> None:
+        value, mark = graph.variable_value(variable), graph.variable_metadata(variable).get(MARK)
+        self._name(value, RETURNED)
+        if isinstance(mark, Mark) and mark.original:
+            self.returned.add(mark.path)
+            self._name(value, f"{RETURNED} {mark.path}")
+
+    def _name(self, value: Any, name: str) -> Any:
+        """The value with this name, if the watch follows values."""
+        if self.follows:
+            value = follow(value, name)
+            self._named.append(value)
+        return value
+
     def _note(self, variable: Any, before: Any) -> None:
-        mark = graph.variable_metadata(variable).get(MARK)
+        """A Variable with a mark was written."""
+        mark = graph.variable_metadata(variable)[MARK]
         if not isinstance(mark, Mark) or mark != Mark(self.trace) or isinstance(variable, nnx.Intermediate):
             return
         if mark.original in (0, id(variable)) or mark.kind is not type(variable):
@@ -126,14 +179,74 @@ class CopyWatch:
         # A copy has the value of the caller's, until it is written. What was computed from that, a gradient or a sum, takes over the metadata too.
         if id(variable) not in self._copies and graph.is_computed(before):
             return
-        if (place := where_written(inspect.currentframe())) is not None:
-            self._copies[id(variable)] = variable
-            self.written[mark.path] = Write(mark.path, *place, random=isinstance(variable, nnx.RngState))
+        if (place := where_written(inspect.currentframe())) is None:
+            return
+        line, transform, called_at, handed_out = place
+        copied = self._copies.get(id(variable))
+        if copied is None:
+            copied = self._copies[id(variable)] = Copied(variable, mark.path, len(self._copies), before)
+            self._name(before, copied.first)
+        if not (handed_out and mark.path in self.written):
+            self.written[mark.path] = Write(mark.path, line, transform, called_at, isinstance(variable, nnx.RngState))
+        copied.writes += 1
+        copied.is_written |= not handed_out
+        if self.follows:
+            graph.set_variable_value(variable, self._name(graph.variable_value(variable), copied.last))
+
+    def _replaced(self, variable: Any, other: Any) -> None:
+        """A module got another Variable in the place of one, which is its copy from now on."""
+        mark, copied = graph.variable_metadata(variable).get(MARK), self._copies.get(id(variable))
+        if not isinstance(mark, Mark) or mark.original in (0, id(variable)) or MARK in graph.variable_metadata(other):
+            return
+        before = copied.before if copied else graph.variable_value(variable)
+        if graph.is_computed(before):
+            return
+        graph.set_metadata(other, MARK, Mark(self.trace, mark.original, type(other), mark.path))
+        self._note(other, before)
 
     def _meant(self, copy: Any) -> None:
         """A copy of `nnx.clone`, which is made on purpose."""
         for variable in variables_in(copy):
             graph.set_metadata(variable, MARK, Mark(self.trace))
+
+    def open(self, changed: Collection[Path]) -> bool:
+        """True if a copy has another value at the end than it was made with, and the caller's Variable is not ``changed``."""
+        return any(
+            copied.path not in changed and graph.variable_value(copied.variable) is not copied.before
+            for copied in self._copies.values()
+        )
+
+    def lost(
+        self, jaxpr: Any, changed: Collection[Path], returned: Collection[int], stored: Collection[int]
+    ) -> dict[Path, Write]:
+        """The writes that no one gets: the caller's Variable is not ``changed``, and nothing that the call hands out holds what a copy of it holds at the end.
+
+        The outputs of the jaxpr that hand a value out are those that the call has ``returned``, and those that it has ``stored`` in the caller's state, by
+        number. A Variable that it returns hands out too what is made of the last value of its copies.
+        """
+        followed = Followed.of(jaxpr)
+        types = {type_of(jaxpr.outvars[number].aval) for number in returned}
+        written, held = set[Path](), set[Path]()
+        for copied in self._copies.values():
+            path, value = copied.path, graph.variable_value(copied.variable)
+            last = followed.values.get(copied.last, [])
+            before = NOTHING.union(*followed.values.get(copied.first, []))
+            # A number of Python is no value of the program, and jax drops what a derivative does not need: that may be any output of its type.
+            if any(not contents <= before for contents in last) or (not last and copied.is_written):
+                written.add(path)
+            if not last and (path in self.returned or type_of(value) in types):
+                held.add(path)
+            large = [n for n in (*returned, *stored) if jaxpr.outvars[n].aval.size >= getattr(value, "size", 0)]
+            handed_out = [*(followed.outputs[n] for n in large), *followed.values.get(RETURNED, [])]
+            whole = any(copied.last in out or any(contents <= out for contents in last) for out in handed_out)
+            if whole or copied.last in followed.made_of.get(f"{RETURNED} {path}", ()):
+                held.add(path)
+        return {path: self.written[path] for path in written - held - {*changed}}
+
+
+def type_of(array: Any) -> tuple[Any, Any]:
+    """The shape and the dtype of an array, or of its type."""
+    return getattr(array, "shape", None), getattr(array, "dtype", None)
 
 
 def variables_in(tree: Any) -> Iterator[Any]:
@@ -149,10 +262,10 @@ def variables_in(tree: Any) -> Iterator[Any]:
             yield from (variable for _, variable in graph.variables(leaf) if isinstance(variable, nnx.Variable))
 
 
-def where_written(frame: FrameType | None) -> tuple[str, str, str] | None:
+def where_written(frame: FrameType | None) -> tuple[str, str, str, bool] | None:
     """The user's line that writes in a frame, the innermost transform of jax that the user called around it, and the line that calls that.
 
-    `None` where the write is part of no program: the user asks for shapes, or for a program alone.
+    Last, whether a transform writes what it hands out. `None` where the write is part of no program: the user asks for shapes, or for a program alone.
     """
     line, transform, stack = "", "", list[FrameType]()
     while frame is not None and not surrounds(frame.f_code.co_filename):
@@ -160,48 +273,22 @@ def where_written(frame: FrameType | None) -> tuple[str, str, str] | None:
         frame = frame.f_back
     if any(map(frames.describes, stack)):
         return None
+    handed_out = frames.hands_out(stack)
     for frame in stack:
         if of_frame(frame) == "user":
             here = near(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             line = line or here
             if transform.startswith("jax."):
-                return line, transform, here
+                return line, transform, here, handed_out
         elif is_of_jax_or_flax(frame) and (name := frames.called(frame)):
             # Those of flax call those of jax: the outermost is the one that the user calls.
             transform = spelled(name) if of_frame(frame) == "jax" else "nnx"
-    return line, transform if transform.startswith("jax.") else "", ""
+    return line, transform if transform.startswith("jax.") else "", "", handed_out
 
 
 def spelled(transform: str) -> str:
     """The public name of a transform of jax."""
     return f"jax.{transform}" if hasattr(jax, transform) else f"jax.lax.{transform}"
-
-
-def lost(
-    watch: CopyWatch,
-    changed: Collection[Path],
-    leaves: Mapping[Path, Any],
-    read: Collection[Path],
-    outputs: Sequence[tuple[str, Any, Collection[Path]]],
-) -> tuple[Write, ...]:
-    """The writes that no one gets: the caller's Variable is not ``changed``, and nothing that is returned holds the copy.
-
-    An output holds it if it has the type of the leaf, the leaf goes into it, and it is no output without a name: the result of a forward call.
-    The new value of a leaf that the program does not ``read`` is made of others: each output of its type may be it.
-    ``outputs`` have a name, a type, and the leaves that go into each.
-    """
-
-    def is_out(path: Path) -> bool:
-        leaf = leaves[path]
-        return any(
-            name
-            and (path in made_of or path not in read)
-            and (out.shape, out.dtype) == (getattr(leaf, "shape", ()), getattr(leaf, "dtype", None))
-            for name, out, made_of in outputs
-        )
-
-    unseen = (path for path in leaves if path in watch.written and path not in changed and path not in watch.returned)
-    return tuple(watch.written[path] for path in unseen if not is_out(path))
 
 
 def stale(traced: Any, state: Any, roots: Sequence[tuple[str, Any]]) -> tuple[Read, ...]:

@@ -25,7 +25,7 @@ from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describ
 from pytest_nnxcheck.core.facts import ArrayType, CallProgram, Path
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays, is_read
+from pytest_nnxcheck.jaxprs.call_program import call_program, in_arrays
 from pytest_nnxcheck.jaxprs.copies import output_values
 from pytest_nnxcheck.subject import copies
 from pytest_nnxcheck.subject.contents import Contents, diff
@@ -192,7 +192,7 @@ def profile(subject: Subject, before: Walk | None = None) -> Profile:
     it maps over together, is evaluated without them: what it raises then is the user's own, and shows none of our marks.
     """
     try:
-        return profiled(subject, copies.CopyWatch())
+        return profiled(subject, before, copies.CopyWatch())
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         error.__traceback__ = None  # the user's code may keep it, and raise it again
         unwatched = first_line(error)
@@ -200,12 +200,12 @@ def profile(subject: Subject, before: Walk | None = None) -> Profile:
         subject.state, before
     ):  # a cache that holds a tracer of the first trace would make the second one raise
         pass
-    return replace(profiled(subject), unwatched=unwatched)
+    return replace(profiled(subject, before), unwatched=unwatched)
 
 
-def profiled(subject: Subject, watch: copies.CopyWatch | None = None) -> Profile:
+def profiled(call: Subject, walked: Walk | None, watch: copies.CopyWatch | None = None) -> Profile:
     """The profile of the call; ``watch`` sees what it writes to copies."""
-    subject = subject.for_run(watch.around(subject.function) if watch else None)
+    subject = call.for_run(watch.around(call.function) if watch else None)
     evaluation = evaluated(subject, watch)
     before, inputs = evaluation.before, subject.inputs
     state, input_bytes = state_of(evaluation), sum(map(nbytes, inputs))
@@ -218,7 +218,7 @@ def profiled(subject: Subject, watch: copies.CopyWatch | None = None) -> Profile
         state,
         training(subject, evaluation, state.changed),
         evaluation.program,
-        lost_writes=lost_writes(subject, evaluation, state.changed, watch) if watch and watch.written else (),
+        lost_writes=lost_writes(call, walked, evaluation, state.changed) if watch and watch.open(state.changed) else (),
         stale_reads=evaluation.stale_reads,
         input_bytes=input_bytes,
         copied_bytes=state.bytes or input_bytes,
@@ -227,20 +227,27 @@ def profiled(subject: Subject, watch: copies.CopyWatch | None = None) -> Profile
 
 
 def lost_writes(
-    subject: Subject, evaluation: Evaluation, changed: AbstractSet[Path], watch: copies.CopyWatch
+    subject: Subject, before: Walk | None, evaluation: Evaluation, changed: AbstractSet[Path]
 ) -> tuple[copies.Write, ...]:
-    """The writes of the call to copies of its Variables that no one gets."""
-    before, jaxpr = evaluation.before, evaluation.jaxpr
-    return copies.lost(
-        watch,
-        changed,
-        {path: leaf for (path, _), leaf in before.items()},
-        [path for (path, _), var in zip(before, jaxpr.invars, strict=False) if is_read(jaxpr, var)],
-        [
-            (name, kind, [path for number, (path, _) in enumerate(before) if bits >> number & 1])
-            for name, kind, bits in zip(subject.output_tree.names, evaluation.out, evaluation.origins, strict=True)
-        ],
-    )
+    """The writes of the call to copies of its Variables that no one gets: it is traced a second time, with names on what the copies hold.
+
+    An output without a name is the result of a forward call, and no state.
+    """
+    watch = copies.CopyWatch(follows=True)
+    with subject.undone(subject.state, before):  # a cache may hold a tracer of the first trace
+        subject = subject.for_run(watch.around(subject.function))
+
+    def call(module: Any, *inputs: Any) -> Any:
+        watch.mark(module)
+        return subject.program(module, *inputs), jax.tree.map(value_of, flax_modes.state(module))
+
+    function, (leaves, *inputs) = on_arrays(call, subject)
+    with watch:
+        traced, (out, after) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
+    returned = [number for number, name in enumerate(subject.output_tree.names) if name]
+    stored = [number for number, (key, _) in enumerate(numbered(after), len(out)) if key in evaluation.moved]
+    lost = watch.lost(staging.open_jaxpr(traced), changed, returned, stored)
+    return tuple(lost[path] for path, _ in evaluation.before if path in lost)
 
 
 def in_arrays_alone(subject: Subject) -> Subject:

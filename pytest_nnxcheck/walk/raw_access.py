@@ -126,12 +126,30 @@ def cache_entries(cache: Any) -> tuple[tuple[Any, Any], ...]:
     An unbounded cache is a dict of results. A bounded one shows the collector (key, result, type of the link) for every
     entry, and then its dict of links. CPython 3.11 to 3.13.
     """
-    held = gc.get_referents(cache)
-    own = read_slot(class_dict(type(cache)).get("__dict__"), cache)
-    store = next((part for part in held if type(part) is dict and part is not own), None)
+    store = _cache_store(cache)
     if not store:
         return ()
-    if class_name(type(next(iter(store.values())))) != "_lru_list_elem":
+    if not _is_linked(store):
         return tuple(store.items())
-    links = held[1 : 1 + 3 * len(store)]
-    return tuple(zip(links[::3], links[1::3], strict=False))
+    links = gc.get_referents(cache)[1 : 1 + 3 * len(store)]
+    results = {id(key): result for key, result in zip(links[::3], links[1::3], strict=False)}
+    # In the order of the dict: each use of an entry moves its link.
+    return tuple((key, results[id(key)]) for key in store if id(key) in results)
+
+
+def unbounded_store(cache: Any) -> dict[Any, Any] | None:
+    """The results of a `functools.lru_cache` without a bound, by their keys: what is written there is in the cache. `None` for one with a bound."""
+    store = _cache_store(cache)
+    # The method, which no attribute of the user's own replaces.
+    bound = class_dict(LruCache)["cache_info"](cache).maxsize
+    return store if bound is None else None
+
+
+def _cache_store(cache: Any) -> dict[Any, Any] | None:
+    held = gc.get_referents(cache)
+    own = read_slot(class_dict(type(cache)).get("__dict__"), cache)
+    return next((part for part in held if type(part) is dict and part is not own), None)
+
+
+def _is_linked(store: dict[Any, Any]) -> bool:
+    return class_name(type(next(iter(store.values())))) == "_lru_list_elem"

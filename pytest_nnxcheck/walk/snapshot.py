@@ -27,6 +27,7 @@ from pytest_nnxcheck.walk.raw_access import (
     class_dict,
     mro,
     read_slot,
+    unbounded_store,
 )
 
 
@@ -52,6 +53,10 @@ class Places:
     def of(self, kind: PlaceKind) -> Iterator[tuple[object, Any, list[Any]]]:
         """The places of one kind: name, place, and what it held at the walk."""
         return ((name, place, held) for name, each, place, held in self._kept if each is kind)
+
+    def __iter__(self) -> Iterator[tuple[object, PlaceKind, Any, list[Any]]]:
+        """All places: name, kind, place, and what it held at the walk."""
+        return iter(self._kept)
 
     def and_those(self, others: Places) -> Places:
         """These places and others, as one."""
@@ -254,9 +259,14 @@ def write_names(place: tuple[dict[str, Any], Sequence[str]], held: list[Any]) ->
             dict.pop(namespace, name, None)
 
 
-def write_cache(cache: Any, held: list[Any]) -> None:  # noqa: ARG001  # every kind of place takes the same
-    # An entry cannot be put back. Only a cache that changed is cleared: the identity of its results may matter to the user.
-    class_dict(LruCache)["cache_clear"](cache)
+def write_cache(cache: Any, held: list[Any]) -> None:
+    store = unbounded_store(cache)
+    if store is None:
+        # An entry cannot be put back. Only a cache that changed is cleared: the identity of its results may matter to the user.
+        class_dict(LruCache)["cache_clear"](cache)
+    else:
+        store.clear()
+        store.update(zip(held[::2], held[1::2], strict=True))
 
 
 def write_context(variable: contextvars.ContextVar[Any], held: list[Any]) -> None:

@@ -76,10 +76,18 @@ def of(
     return lambda: Case(function, (model(), *(make() for make in more), numbers((rows, WIDTH))))
 
 
-def trains(model: Any, optimizer: Any, x: jax.Array) -> jax.Array:
-    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+def square(model: Any, x: jax.Array) -> jax.Array:
+    return (model(x) ** 2).mean()
+
+
+def trains_and_reports(model: Any, optimizer: Any, x: jax.Array) -> Any:
+    loss, gradients = nnx.value_and_grad(square)(model, x)
     optimizer.update(*([model] if FLAX >= (0, 11) else []), gradients)
-    return loss
+    return loss, gradients
+
+
+def trains(model: Any, optimizer: Any, x: jax.Array) -> jax.Array:
+    return trains_and_reports(model, optimizer, x)[0]
 
 
 def training(step: Callable[..., Any]) -> Callable[[], Case]:
@@ -187,6 +195,71 @@ def curved(*, captures: bool) -> Case:
     return Case(Scales(), (model, batch()))
 
 
+class Recurs(nnx.Module):
+    """A recurrent cell that keeps its own state, which has the type of its input and of its result."""
+
+    def __init__(self) -> None:
+        self.linear, self.h = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.Variable(jnp.zeros((3, WIDTH)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        assign(self.h, jnp.tanh(self.linear(self.h[...]) + x))
+        return self.linear(self.h[...])
+
+
+def merged(graphdef: Any, *states: Any) -> Any:
+    """A copy: from flax 0.11 on `nnx.merge` shares the Variables of a state."""
+    return nnx.merge(graphdef, *states, **({"copy": True} if FLAX >= (0, 11) else {}))
+
+
+def beside(outputs: Callable[[Any, jax.Array], Any], hands_back: bool) -> Callable[[], Case]:
+    """A factory of a cell under a jit of pure functions, with outputs that are no state; the healthy one puts the new state back."""
+
+    def call(cell: Any, x: jax.Array) -> Any:
+        graphdef, state = nnx.split(cell)
+
+        @jax.jit
+        def pure(state: Any, x: jax.Array) -> Any:
+            cell = merged(graphdef, state)
+            return outputs(cell, x), nnx.state(cell) if hands_back else None
+
+        out, new = pure(state, x)
+        if hands_back:
+            nnx.update(cell, new)
+        return out
+
+    return of(Recurs, call)
+
+
+def beside_twins(outputs: Callable[[Any, jax.Array], Any], says: str = "cell.h keeps") -> Twins:
+    return Twins(beside(outputs, hands_back=False), beside(outputs, hands_back=True), says)
+
+
+def descends(loss_of: Callable[[Callable[[Any], Any]], Callable[[Any], Any]], hands_back: bool) -> Callable[[], Case]:
+    """A factory of a gradient step whose statistics are an extra output of the loss, or are dropped."""
+
+    def step(model: Any, x: jax.Array) -> None:
+        graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def loss(params: Any) -> Any:
+            copy = merged(graphdef, params, rest)
+            return (copy(x) ** 2).mean(), nnx.state(copy, nnx.BatchStat) if hands_back else None
+
+        gradients, statistics = jax.grad(loss_of(loss), has_aux=True)(params)
+        nnx.update(model, jax.tree.map(lambda old, gradient: old - 0.1 * gradient, params, gradients))
+        if hands_back:
+            nnx.update(model, statistics)
+
+    return of(Normed, step)
+
+
+def in_a_checkpointed_scan(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def scanned(params: Any) -> Any:
+        _, (losses, more) = jax.lax.scan(jax.checkpoint(lambda carry, _: (carry, loss(params))), 0, None, length=1)
+        return losses.sum(), jax.tree.map(lambda leaf: leaf[0], more)
+
+    return scanned
+
+
 COPIED: dict[str, Twins] = {
     "statistics": Twins(
         of(Normed, jax.jit(forward)),
@@ -222,6 +295,28 @@ COPIED: dict[str, Twins] = {
         training(updates_optimizer(hands_back=False)),
         training(updates_optimizer(hands_back=True)),
         "model.bias, model.kernel, ... keep",
+    ),
+    "beside a result": beside_twins(lambda cell, x: {"logits": cell(x)}),
+    "beside a result and a number": beside_twins(lambda cell, x: (cell(x), x.mean())),
+    "beside a loss and a result": beside_twins(lambda cell, x: ((y := cell(x)).mean(), y)),
+    "beside what is computed of it": beside_twins(lambda cell, x: (cell(x), {"h": cell.h[...] / 2})),
+    "beside its sum": beside_twins(lambda cell, x: {"y": cell(x), "h": cell.h[...].sum(0) / 3}),
+    "beside its gradients": Twins(
+        training(jax.jit(trains_and_reports)), training(nnx.jit(trains_and_reports)), "model.kernel", MODULES_ARE_TREES
+    ),
+    "under a gradient of a jit": Twins(
+        descends(jax.jit, hands_back=False), descends(jax.jit, hands_back=True), "model.norm.mean, model.norm.var keep"
+    ),
+    "under a gradient of a scan": Twins(
+        descends(in_a_checkpointed_scan, hands_back=False),
+        descends(in_a_checkpointed_scan, hands_back=True),
+        "model.norm.mean, model.norm.var keep",
+    ),
+    "synchronized": Twins(
+        of(linear, jax.jit(synchronizes), linear),
+        of(linear, nnx.jit(synchronizes), linear),
+        "target.bias, target.kernel keep",
+        MODULES_ARE_TREES,
     ),
     "closure": Twins(
         lambda: Case(Gated(captures=True), (batch(),)),
@@ -366,6 +461,77 @@ def scans_merged(model: Any, x: jax.Array) -> Any:
     return out, jax.tree.leaves(state)
 
 
+def by_row(reduce: Callable[[Any], Any], out: Callable[[Any], Any], **options: Any) -> Callable[..., Any]:
+    """A forward call by rows of a batch, whose statistics are returned as their mean."""
+
+    def call(model: Any, x: jax.Array) -> Any:
+        graphdef, state = nnx.split(model)
+
+        def row(x: jax.Array) -> Any:
+            copy = merged(graphdef, state)
+            return copy(x[None]), reduce({"mean": copy.norm.mean[...], "var": copy.norm.var[...]})
+
+        y, statistics = jax.vmap(row, **options)(x)
+        return y, out(statistics)
+
+    return call
+
+
+def means(statistics: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.mean(0), statistics)
+
+
+def masks(cell: Any, x: jax.Array) -> Any:
+    """A step of a recurrent cell that keeps the old state in some rows."""
+    graphdef, state = nnx.split(cell)
+
+    @jax.jit
+    def step(state: Any, x: jax.Array) -> Any:
+        copy = merged(graphdef, state)
+        old, y = copy.h[...], copy(x)
+        return y, jnp.where(x[:, :1] > 0, copy.h[...], old)
+
+    return step(state, x)
+
+
+def decodes(model: Any, x: jax.Array) -> Any:
+    """A scan that stacks the caches of all steps, and returns the last."""
+    graphdef, state = nnx.split(model)
+
+    def step(state: Any, x: jax.Array) -> Any:
+        copy = merged(graphdef, state)
+        y = copy(x)
+        return nnx.state(copy), (y, copy.rows[...])
+
+    state, (y, rows) = jax.lax.scan(step, state, jnp.stack([x, x]))
+    return {"y": y, "rows": rows[-1], "index": merged(graphdef, state).index[...]}
+
+
+@jax.jit
+def first_stage(model: Any, x: jax.Array) -> Any:
+    return model, model(x)
+
+
+@jax.jit
+def second_stage(model: Any, x: jax.Array) -> Any:
+    return model(2 * x), model
+
+
+def in_two_stages(model: Any, x: jax.Array) -> Any:
+    y, model = second_stage(*first_stage(model, x))
+    return {"model": model, "y": y}
+
+
+@jax.jit
+def swaps(model: Any, x: jax.Array) -> jax.Array:
+    """Call with other parameters, and put the old ones back."""
+    kept = model.kernel[...]
+    assign(model.kernel, kept / 2)
+    y = model(x)
+    assign(model.kernel, kept)
+    return y
+
+
 class SharesArray(nnx.Module):
     """A module whose Variable holds the array of a default argument."""
 
@@ -405,6 +571,28 @@ ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
         MODULES_ARE_TREES,
     ),
     "the same out of a scan": (of(Remembers, scans_merged), (0, 10)),
+    "means of statistics": (of(Normed, by_row(lambda each: each, means)), (0, 10)),
+    "means of statistics by name": (
+        of(
+            Normed,
+            by_row(
+                lambda each: jax.lax.pmean(each, "rows"),
+                lambda each: each,
+                axis_name="rows",
+                out_axes=(0, None),
+            ),
+        ),
+        (0, 10),
+    ),
+    "masked": (of(Recurs, masks), (0, 10)),
+    "stacked in a scan": (of(Decodes, decodes, rows=1), (0, 10)),
+    "two stages": (of(Normed, in_two_stages), MODULES_ARE_TREES),
+    "swapped and put back": (of(linear, swaps), MODULES_ARE_TREES),
+    "handed out by a remat": (of(linear, jax.jit(rematerializes(nnx.remat))), MODULES_ARE_TREES),
+    "handed out by a gradient": (
+        of(linear, jax.jit(nnx.value_and_grad(square))),
+        MODULES_ARE_TREES,
+    ),
     "default argument": (lambda: Case(SharesArray(), (batch(),)), (0, 10)),
 }
 """Calls that work on copies, and lose nothing; each with the first flax that takes it."""

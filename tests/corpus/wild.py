@@ -17,7 +17,7 @@ from pytest_nnxcheck.reporting import violations
 
 FILES = (wild_calls, wild_inputs, wild_state, wild_training)
 SUBJECTS = sorted(set(WILD) - {"dict_with_keys_of_several_types"})
-SHARE = 8
+SHARE = 16
 """One subject in so many runs with every suite, all of them in the full run."""
 
 

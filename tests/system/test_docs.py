@@ -34,7 +34,7 @@ BLOCK = re.compile(
 )
 OPTIONS = {flag(name) for name in names(place="command line")}
 TEXT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FEW = ["--nnx-sweep=singles", "--nnx-max-examples=0", "--nnx-styles=argument"]
+FEW = ["--nnx-sweep=singles", "--nnx-max-examples=0", "--nnx-styles=argument", "--nnx-transforms=jit,scan,vmap"]
 
 
 @dataclass(frozen=True)

@@ -63,5 +63,5 @@ def test_ways_repeat_and_differ():
     assert ways[0].order(tests) == tests
     assert steady.Way(7).command(tests, []) == ways[7].command(tests, [])
     assert len({shlex.join(way.command(tests, [])) for way in ways}) == 50
-    assert {(way.workers, way.cache) for way in ways} == {(n, cache) for n in (0, 2) for cache in steady.CACHES}
-    assert {way.jax_compiles_anew for way in ways} == {True, False}
+    assert {(way.workers, way.cache) for way in ways[:12]} == {(n, cache) for n in (0, 2) for cache in steady.CACHES}
+    assert {way.jax_compiles_anew for way in ways[:12]} == {True, False}

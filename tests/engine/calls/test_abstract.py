@@ -88,6 +88,7 @@ def head():
     return nnx.Linear(4, 2, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_a_module_of_which_a_part_has_no_values_is_a_note():
     note = "model.head.bias, model.head.kernel has no values, though the rest of Net has: the call is traced, and never run"
     forgotten = check(Net(nnx.eval_shape(head)), numbers((3, 4)), nesting="jit")
@@ -120,6 +121,7 @@ def test_a_copy_of_the_state_is_found():
     assert "copy of model.layers.kernel" in text(found)
 
 
+@pytest.mark.slow
 def test_a_donated_leaf_that_changes_its_dtype_is_named():
     def step(model, rate):
         assign(model.kernel, model.kernel[...] * rate)

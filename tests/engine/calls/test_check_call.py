@@ -58,6 +58,7 @@ def test_net(nnx_wrap):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--tb=auto", "--tb=short", "--nnx-invariants=parity"])
 def test_frames_of_the_plugin_are_not_shown(pytester, inner_args, option):
     pytester.makepyfile(RAISES)

@@ -180,6 +180,7 @@ def test_breaks(nnx_wrap):
 """
 
 
+@pytest.mark.slow
 @has_modes
 def test_which_modes_a_model_survives_is_one_command(run_inner, pytester):
     result = run_inner(TWINS, "--nnx-modes", "graph,tree", "--junitxml=out.xml")

@@ -152,6 +152,7 @@ class CountsInState(nnx.Module):
         return self.linear(x) * self.count[...]
 
 
+@pytest.mark.slow
 def test_what_a_trace_leaves_behind_raises_afterwards():
     kind, notes = raised(lambda: nnx_wrap(Counts())(numbers((1, 2))))
     assert kind is jax.errors.UnexpectedTracerError

@@ -52,6 +52,7 @@ def test_what_raises_un_nested_may_leave_tracers_under_a_jit():
     assert "raises un-nested already: ValueError: never ends" in said
 
 
+@pytest.mark.slow
 def test_donation_alone_asks_for_a_call_that_donates():
     """A function of arrays has no state, which is what is donated by default; of its arguments one can be."""
     with pytest.raises(CheckError, match=r"nothing was checked: donation .* \(donate is state\): donate what"):

@@ -152,6 +152,7 @@ def test_state_after_the_call_is_what_the_nesting_left():
     assert counts == {3.0: len(made.outcomes) - 2, 6.0: 2}
 
 
+@pytest.mark.slow
 def test_what_one_call_gives_another_takes():
     seen = []
 

@@ -39,6 +39,7 @@ def test_arrays_in_one_buffer_have_the_same_pointers():
     assert not looks.pointers(one) & looks.pointers([jnp.ones(64)])
 
 
+@pytest.mark.slow
 def test_what_an_exception_holds_is_no_leak_and_the_exception_comes_out():
     def fails(x):
         inside = x + 1

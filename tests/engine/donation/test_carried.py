@@ -1,5 +1,7 @@
 """Inputs that come back in another dtype, and are handed in again: a note. What is cast, decoded, or comes back as it was is quiet."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -54,13 +56,50 @@ def whole_state(state, x):
     return state | {"opt": counted(state["opt"], x)}, x
 
 
+class Carry(NamedTuple):
+    h: jax.Array
+    c: jax.Array
+
+
+def recurs(layer, carry, x):
+    h = jnp.tanh(layer(x) + carry.h)
+    return Carry(h, carry.c + h), h
+
+
+def moments(params, opt_state, gradients):
+    """The parameters and the gradients have the names of each moment."""
+    updates, opt_state = ADAM.update(gradients, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def normalized(norm, batch):
+    return {"image": (batch["image"].astype(jnp.float32) - norm.mean[...]) / 2.0, "label": batch["label"] + 1}
+
+
+def scaled(norm, batch):
+    return {"image": batch["image"] * norm.scale[...], "label": batch["label"]}
+
+
+def two_results(layer, x):
+    y = layer(x)
+    return y, y.sum()
+
+
+def layer():
+    return nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+
+def norm():
+    return nnx.BatchNorm(4, rngs=nnx.Rngs(0))
+
+
 def notes(subject, *args, **settings):
     report = check(subject, *args, **{**FEW, "transforms": "jit", **settings})
     assert report.ok
     return [note for note in report.notes if "handed in again" in note]
 
 
-TABLE = jnp.zeros((8, 4))
+TABLE, HALVES = jnp.zeros((8, 4)), jnp.zeros((2, 4), HALF)
 COUNTED = {"m": jnp.ones(3), "count": jnp.zeros((), jnp.int32)}
 
 
@@ -74,6 +113,13 @@ COUNTED = {"m": jnp.ones(3), "count": jnp.zeros((), jnp.int32)}
         (lambda: (decode_named, X, {"k": TABLE, "v": TABLE}), "cache['k'], cache['v'] go in as float32[8,4]"),
         (lambda: (whole_state, {"opt": COUNTED, "params": PARAMS}, X), "state['opt']['count'] goes in as int32[]"),
         (lambda: (written, TABLE.astype(jnp.int8), X), "cache goes in as int8[8,4] and comes back as bfloat16[8,4]"),
+        (lambda: (recurs, layer(), Carry(HALVES, HALVES), X), "carry.h, carry.c go in as bfloat16[2,4]"),
+        (
+            lambda: (nnx.LSTMCell(4, 4, rngs=nnx.Rngs(0)), (HALVES, HALVES), X),
+            "carry[0], carry[1] go in as bfloat16[2,4]",
+        ),
+        (lambda: (nnx.GRUCell(4, 4, rngs=nnx.Rngs(0)), HALVES, X), "carry goes in as bfloat16[2,4]"),
+        (lambda: (moments, PARAMS, ADAM.init(to(HALF, PARAMS)), PARAMS), "opt_state[0].mu['b'] goes in as bfloat16[4]"),
     ],
 )
 def test_an_input_that_comes_back_in_another_dtype(call, said):
@@ -117,7 +163,13 @@ def decoded(batch, key):
 
 
 BATCH = {"image": jnp.zeros((2, 4), jnp.uint8), "label": jnp.zeros(2, jnp.int32)}
+IN_HALF = {"image": HALVES, "label": jnp.zeros(2, jnp.int32)}
 QUIET = {
+    "images that are cast first": lambda: (normalized, norm(), IN_HALF),
+    "images beside a label": lambda: (scaled, norm(), IN_HALF),
+    "a layer in full": lambda: (layer(), HALVES),
+    "two results of a layer": lambda: (two_results, layer(), HALVES),
+    "a pair of inputs": lambda: (lambda layer, pair: (layer(pair[0]), layer(pair[1])), layer(), (HALVES, HALVES)),
     "a step": lambda: (step, PARAMS, ADAM.init(PARAMS), X),
     "a step in half": lambda: (step, to(HALF, PARAMS), ADAM.init(to(HALF, PARAMS)), X.astype(HALF)),
     "gradients": lambda: (gradients, to(HALF, PARAMS), X),

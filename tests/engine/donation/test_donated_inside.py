@@ -8,7 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import FEW, broken, call, hint, text
+from checking import FEW, broken, call, full, hint, some, text
 from flax import nnx
 from healthy import numbers
 
@@ -289,7 +289,7 @@ class Trainer2:
         return learns(self.q, self.q_target, x)
 
 
-@pytest.mark.parametrize("form", NOTED)
+@pytest.mark.parametrize("form", some(NOTED, ("in one module", "a jit that donates none"), pytest.mark.slow))
 def test_where_only_the_plugin_donates_there_is_a_note_in_one_line(form):
     subject, note = NOTED[form]
     for copy, notes in ((shared_clone, [note]), (with_own_arrays, [])):
@@ -298,7 +298,7 @@ def test_where_only_the_plugin_donates_there_is_a_note_in_one_line(form):
         assert [each.partition(", as nnx.clone")[0] for each in report.notes if "share" in each] == notes
 
 
-@pytest.mark.parametrize("form", ["the first", "by name, decorated", "in a function"])
+@pytest.mark.parametrize("form", ["the first", *full("by name, decorated", "in a function")])
 def test_a_nesting_breaks_where_the_plain_call_does(form):
     assert broken(call(*TAKES_BOTH[form](shared_clone), nesting="jit")) == ["donation"]
     assert call(replaces_target, *modules(shared_clone), nesting="jit").outcome.verdict == "held"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import FEW, broken, call, hint, takes_over, text
+from checking import FEW, broken, call, full, hint, takes_over, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
@@ -194,7 +194,7 @@ OLD = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 TURNED, NUMBERED = jax.ShapeDtypeStruct((4, 3), jnp.float32), jax.ShapeDtypeStruct((3, 4), jnp.int32)
 
 
-@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > vmap"])
+@pytest.mark.parametrize("nesting", ["jit", *full("jit[functional]", "jit > vmap")])
 @pytest.mark.parametrize(
     "subject, new, why",
     [
@@ -277,6 +277,7 @@ def test_arrays_in_a_tree_of_a_variable_may_take_the_buffers_of_parameters():
     assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.slow
 def test_where_tracers_remain_nothing_is_said_of_buffers():
     """A leak explains a lost buffer, and not the other way round."""
 
@@ -369,6 +370,7 @@ def network(shared):
     return q, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_network_and_its_clone_are_a_note_in_one_line(shared):
     report = check(targets, *network(shared), jnp.ones((2, 4)), transforms="jit,scan", **FEW)

@@ -41,7 +41,7 @@ def assert_healthy(subject, args, nesting, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nesting", ROOTS)
+@pytest.mark.parametrize("nesting", FEW_ROOTS)
 def test_every_leaf_of_a_training_step_keeps_its_pointer(nesting):
     case = TRAINING["mlp_and_adam"]()
     subject = bind(case.subject, case.args, {})

@@ -68,6 +68,7 @@ class Holder(nnx.Module):
         self.NORM = nnx.BatchNorm(WIDTH, rngs=rngs())
 
 
+@pytest.mark.slow
 @refused
 def test_an_attribute_of_the_name_of_a_global_is_none():
     holder = Holder()
@@ -233,6 +234,7 @@ def test_a_module_that_a_partial_binds_or_calls_is_named(function, name):
     assert f"jit at {near(__file__)}:{function.__code__.co_firstlineno + 1} captured {name} (BatchNorm)" in told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FLAX < (0, 12), reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 def test_what_jax_itself_holds_in_a_gradient_is_no_capture():
     """The module is an argument; to jax, which differentiates by another one, it is a constant."""
@@ -273,8 +275,7 @@ class Logs(nnx.Module):
 
 
 @pytest.mark.parametrize("passed", [False, True])
-@pytest.mark.parametrize("transform", ["jit", "remat"])
-@pytest.mark.parametrize("place", ["object", "global"])
+@pytest.mark.parametrize("place, transform", [("object", "jit"), ("global", "remat")])
 def test_a_captured_module_is_no_cause_of_a_tracer_in_another_object(place, transform, passed):
     found = call(Logs(place, transform, passed=passed), numbers(BATCH))
     KEPT.clear()

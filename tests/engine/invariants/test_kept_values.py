@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,15 +15,9 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
 
-from pytest_nnxcheck import Report, check
+from pytest_nnxcheck import check
 
 LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
-
-
-def sweep(subject: Any, *args: Any) -> Report:
-    """The default sweep; before flax 0.10.7 without the closures, which leak every Variable that the call writes."""
-    styles = {"styles": "argument,functional"} if LEAKS_BY_CLOSURE else {}
-    return check(subject, *args, max_examples=0, **styles)
 
 
 # --- plain values, and what the hints say of them
@@ -158,12 +152,11 @@ def test_an_object_that_the_function_captured_is_told_by_its_name_there():
 
 
 class Followed(NamedTuple):
-    """A module that keeps what it may not, the cause and the path that the hint names, and modules that do what the hint says."""
+    """A module that keeps what it may not, and the cause and the path that the hint names."""
 
     leaky: Callable[[], Any]
     cause: str
     filled: dict[str, str]
-    cured: dict[str, Callable[[], Any]]
 
 
 def in_variable() -> nnx.Module:
@@ -178,77 +171,73 @@ def in_container(container: Callable[[Any], Any], key: Any) -> Callable[[], nnx.
     return lambda: Keeps(lambda: container(nnx.Variable(zeros())), lambda module, y: assign(module.kept[key], y))
 
 
-VARIABLES = {"Variable": in_variable, "Variable of a list": in_variable_list}
-IN_DATA = {
-    "nnx.data(None) in __init__": lambda: KeepsLastInData(rngs()),
-    "nnx.data(y) in the call": lambda: KeepsLastAsData(rngs()),
-}
-IN_LIST = {"Variable in it": in_container(lambda kept: nnx.List([kept]), 0)}
-IN_DICT = {"Variable in it": in_container(lambda kept: nnx.Dict(y=kept), "y")}
 OF_ATTRIBUTES: dict[str, Followed] = {
-    "attribute": Followed(
-        lambda: KeepsLastSetInInit(rngs()), "plain value, data", {"path": "model.last"}, {**VARIABLES, **IN_DATA}
-    ),
+    "attribute": Followed(lambda: KeepsLastSetInInit(rngs()), "plain value, data", {"path": "model.last"}),
     "list": Followed(
         lambda: Keeps(list, lambda module, y: module.kept.append(y)),
-        "plain value, container", {"path": "model.kept[0]", "holder": "list"}, VARIABLES,
+        "plain value, container", {"path": "model.kept[0]", "holder": "list"},
     ),
     "dict": Followed(
         lambda: Keeps(dict, lambda module, y: module.kept.update(y=y)),
-        "plain value, container", {"path": "model.kept['y']", "holder": "dict"}, VARIABLES,
+        "plain value, container", {"path": "model.kept['y']", "holder": "dict"},
     ),
     "tuple": Followed(
         lambda: Keeps(tuple, sets(lambda y: (y,))),
-        "plain value, container", {"path": "model.kept[0]", "holder": "tuple"}, VARIABLES,
+        "plain value, container", {"path": "model.kept[0]", "holder": "tuple"},
     ),
     "nnx.List in the call": Followed(
         lambda: Keeps(lambda: None, sets(lambda y: nnx.List([y]))),
-        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"},
     ),
     "nnx.List that grows": Followed(
         lambda: Keeps(lambda: nnx.List([]), lambda module, y: module.kept.append(y)),
-        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"},
     ),
     "nnx.List of None": Followed(
         lambda: Keeps(none_list, lambda module, y: module.kept.__setitem__(0, y)),
-        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"},
     ),
     "nnx.Dict": Followed(
         lambda: Keeps(lambda: None, sets(lambda y: nnx.Dict(y=y))),
-        "plain value, nnx container", {"path": "model.kept['y']", "holder": "nnx.Dict"}, IN_DICT,
+        "plain value, nnx container", {"path": "model.kept['y']", "holder": "nnx.Dict"},
     ),
 }  # fmt: skip
 OF_ALL: dict[str, Followed] = {
-    "plain object": Followed(
-        lambda: in_box(lambda y: y), "plain object", {"path": "model.kept.last"}, {"Variable": in_variable}
-    ),
-    "function": Followed(
-        lambda: in_box(adds), "kept function", {"path": "model.kept.last"}, {"Variable": in_variable}
-    ),
-    "function outside": Followed(
-        lambda: Keeps(Box, becomes_global), "kept function, outside", {"path": "LATEST"}, {"Variable": in_variable}
-    ),
-}  # fmt: skip
+    "plain object": Followed(lambda: in_box(lambda y: y), "plain object", {"path": "model.kept.last"}),
+    "function": Followed(lambda: in_box(adds), "kept function", {"path": "model.kept.last"}),
+    "function outside": Followed(lambda: Keeps(Box, becomes_global), "kept function, outside", {"path": "LATEST"}),
+}
 FOLLOWED = {**OF_ALL, **OF_ATTRIBUTES}
-QUICK = {("plain object", "Variable"), ("list", "Variable"), ("nnx.List in the call", "Variable in it")}
+CURED: dict[str, Callable[[], Any]] = {
+    "Variable": in_variable,
+    "Variable of a list": in_variable_list,
+    "nnx.data(None) in __init__": lambda: KeepsLastInData(rngs()),
+    "nnx.data(y) in the call": lambda: KeepsLastAsData(rngs()),
+    "Variable in nnx.List": in_container(lambda kept: nnx.List([kept]), 0),
+    "Variable in nnx.Dict": in_container(lambda kept: nnx.Dict(y=kept), "y"),
+}
+"""Modules that do what the hints say."""
+
+
+def where_kept(names: Iterable[str], everywhere: Container[str]) -> list[Any]:
+    """Forms for ``parametrize``: those beside ``everywhere`` need a flax that keeps tracers in attributes."""
+    return [name if name in everywhere else pytest.param(name, marks=needs_kept_tracers) for name in names]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kept, cure",
-    [
-        pytest.param(
-            kept, cure,
-            marks=[*([needs_kept_tracers] if kept in OF_ATTRIBUTES else []), *([] if (kept, cure) in QUICK else [pytest.mark.slow])],
-        )
-        for kept, followed in FOLLOWED.items() for cure in followed.cured
-    ],
-)  # fmt: skip
-def test_with_what_the_hint_says_all_default_nestings_hold(kept, cure):
+@pytest.mark.parametrize("kept", where_kept(FOLLOWED, OF_ALL))
+def test_what_is_kept_has_the_hint_of_its_cause(kept):
     followed = FOLLOWED[kept]
-    found = sweep(followed.leaky(), numbers(BATCH))
+    found = check(followed.leaky(), numbers(BATCH), nesting="jit")
     assert found.violations[0].hint == hint(followed.cause, **followed.filled)
-    report = sweep(followed.cured[cure](), numbers(BATCH))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cure", where_kept(CURED, {"Variable"}))
+def test_with_what_the_hints_say_all_default_nestings_hold(cure):
+    # Before flax 0.10.7 the closures leak every Variable that the call writes.
+    styles = {"styles": "argument,functional"} if LEAKS_BY_CLOSURE else {}
+    report = check(CURED[cure](), numbers(BATCH), max_examples=0, **styles)
     assert report.ok, str(report)
 
 
@@ -310,7 +299,18 @@ KEEPING = {
 
 
 @pytest.mark.parametrize("nesting", ["jit", "jit > scan"])
-@pytest.mark.parametrize("method", [*KEEPING, "by_a_helper"])
+def test_an_argument_that_is_used_alone_is_not_told(nesting):
+    assert call(KeepsItsInput().linear, jnp.ones((2, 4)), nesting=nesting).outcome.verdict == "held"
+
+
+@pytest.mark.parametrize(
+    "method, nesting",
+    [
+        *((method, "jit") for method in (*KEEPING, "by_a_helper")),
+        ("in_a_list", "jit > scan"),
+        ("of_its_state", "jit > scan"),
+    ],
+)
 def test_an_argument_that_is_kept_is_told_with_the_line_that_keeps_it(method, nesting):
     function = keeps if method == "by_a_helper" else getattr(KeepsItsInput, method)
     where = line(function, KEEPING.get(method, "ARGUMENTS.append"))
@@ -325,5 +325,3 @@ def test_an_argument_that_is_kept_is_told_with_the_line_that_keeps_it(method, ne
         assert told[0].endswith(where) or told[0].startswith("created at")
     else:
         assert told == [f"an argument, kept at {where}"]
-    held = call(KeepsItsInput().linear, jnp.ones((2, 4)), nesting=nesting)
-    assert held.outcome.verdict == "held"

@@ -135,6 +135,7 @@ def step(model, optimizer, x):
     return model(x)
 
 
+@pytest.mark.slow
 def test_an_optimizer_whose_transformation_is_made_anew_is_named_by_its_functions():
     def trained(tx):
         model = nnx.Linear(WIDTH, WIDTH, rngs=rngs())

@@ -144,6 +144,7 @@ def test_a_call_that_is_abstract_is_not_shown_to_one_that_reads_values():
     )
 
 
+@pytest.mark.slow
 def test_one_that_is_on_by_default_is_in_every_check_from_there_on():
     assert "asked" not in {v.invariant for v in check(linear(), INPUT, nesting="jit").violations}
     register_invariant(Invariant("asked", lambda call: [Breach(summary="always")], default=True))

@@ -66,7 +66,7 @@ def initializes(layer, x):
 
 
 def notes(subject, *args):
-    report = check(subject, *args, **FEW)
+    report = check(subject, *args, transforms="jit", **FEW)
     assert report.ok
     return [note for note in report.notes if "computes no gradient" in note]
 

@@ -167,6 +167,7 @@ def inner(pytester, inner_args, monkeypatch):
     return lambda *options: pytester.runpytest_inprocess(*inner_args, "-p", "no:cacheprovider", *options)
 
 
+@pytest.mark.slow
 def test_the_summary_tells_it_with_v_and_the_reports_always(inner, pytester):
     result = inner("-v", "--nnx-report=r.json", "--nnx-report=r.md", "--nnx-report=r.html")
     result.assert_outcomes(passed=1)

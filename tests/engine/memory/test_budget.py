@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
-from checking import Example, broken, call, text
+from checking import Example, broken, call, slow, text
 from flax import nnx
 from healthy import assign, numbers, rngs
 from hypothesis import given, settings
@@ -113,6 +113,7 @@ def test_a_nesting_over_both_breaks_it():
     assert f"is over the budget of {shown(budget)}" in text(found)
 
 
+@pytest.mark.slow
 def test_a_nesting_within_the_bytes_holds_whatever_its_multiple():
     model, inputs = ScanOverRemat(nnx.Rngs(0)), inputs_scan_over_remat()
     found = call(model, *inputs, nesting="jit > call_first", memory_budget="16MiB")
@@ -132,7 +133,7 @@ KEPT, BROKEN = 2_200_000, 2_000_000
 """More than the plain call needs, and less; other nestings need up to 8 MiB."""
 
 
-@pytest.mark.parametrize("source", ["marker", "option", "ini file", "check()"])
+@pytest.mark.parametrize("source", ["marker", *slow("check()", "option", "ini file")])
 def test_wherever_the_bytes_are_given(source, pytester, inner_args):
     for size, failing in ((KEPT, 0), (BROKEN, 1)):
         if source == "check()":
@@ -171,10 +172,11 @@ OVER = {
 }
 
 
-@pytest.mark.parametrize("make, budget, more", OVER.values(), ids=OVER)
+@pytest.mark.parametrize("over", ["bytes", "a multiple", *slow("bytes, a nesting over the default too", "copies")])
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(rows=st.integers(1, 12))
-def test_the_budget_of_a_failure_is_the_smallest_that_passes(make, budget, more, rows):
+def test_the_budget_of_a_failure_is_the_smallest_that_passes(over, rows):
+    make, budget, more = OVER[over]
     model = make(nnx.Rngs(0)) if make is ScanOverRemat else make()
     x = numbers((rows, 128 if make is ScanOverRemat else 256))
     example = Example()
@@ -198,6 +200,7 @@ def test_two_calls(nnx_wrap):
 """
 
 
+@pytest.mark.slow
 def test_the_budgets_of_a_test_that_passes_are_the_smallest(pytester, inner_args):
     """Each of its calls is within them, whichever has the worst peak."""
     pytester.makepyfile(test_it=TWO_CALLS)
@@ -235,7 +238,7 @@ def test_broadcasts_that_two_calls_share_are_expected():
     assert found.outcome.verdict == "held", text(found)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float16")])
 def test_a_copy_of_parameters_in_16_bit_floats_is_still_told(dtype):
     """google/flax#4871 in 16 bits: XLA of older jaxlib copies the stack in float32, slice by slice, and back."""
     graphdef, state = nnx.split(ScanOverRemat(nnx.Rngs(0)))
@@ -247,6 +250,7 @@ def test_a_copy_of_parameters_in_16_bit_floats_is_still_told(dtype):
     assert "copy of model.layers.kernel (" in text(found)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_computed_with_in_float32_are_no_copy():
     model = nnx.Linear(256, 256, param_dtype=jnp.bfloat16, dtype=jnp.float32, rngs=rngs())
     found = call(model, jnp.ones((4, 256)), nesting="jit")

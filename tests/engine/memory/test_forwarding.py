@@ -157,6 +157,7 @@ def test_the_order_of_a_barrier_stays():
     assert [var in inside.invars for var in inside.outvars] == [False] * LEAVES
 
 
+@pytest.mark.slow
 def test_a_long_program_is_forwarded_in_no_time():
     """Each of its variables is looked at once, and not compared with all others."""
 

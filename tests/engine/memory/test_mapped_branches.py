@@ -35,7 +35,7 @@ class Experts(nnx.Module):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 6), reason="older XLA fuses what is repeated into its use")
-@pytest.mark.parametrize("name", ["switched", "switched_by_jax"])
+@pytest.mark.parametrize("name", ["switched", pytest.param("switched_by_jax", marks=pytest.mark.slow)])
 def test_a_branch_that_vmap_maps_repeats_its_weights_and_results_that_are_chosen_do_not(name):
     found = call(getattr(Experts(), name), X, jnp.int32(1), nesting="jit > vmap")
     assert broken(found) == ["memory"], text(found)

@@ -259,6 +259,7 @@ def jnp_lower(size):
 SEQUENCE = (1, 384, 16)
 
 
+@pytest.mark.slow
 def test_a_mask_that_numpy_makes_in_the_call_is_kept_nowhere():
     report = check(Causal(numpy_lower), jnp.ones(SEQUENCE), transforms="jit", sweep="singles", max_examples=0)
     assert report.violations[0].hint == hint("constant of the call")

@@ -108,6 +108,7 @@ def test_its_cures_have_none(how):
     assert heard(lambda: nnx.jit(bugs.call_twice)(model, x)) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", bugs.cures())
 def test_what_a_backward_pass_saves_is_not_told(how):
     model = bugs.ScanOverRemat(rngs(), how)

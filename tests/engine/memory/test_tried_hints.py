@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 from bugs import ScanOverRemat, call_twice, inputs_926, inputs_scan_over_remat, nnx_scanned, ten_convolutions
-from checking import call, flat, hint, near
+from checking import call, flat, full, hint, near, slow
 from flax import nnx
 from healthy import node_list, numbers, rngs
 from memory_evidence import shown
@@ -70,6 +70,7 @@ class MadeBefore(ScanOverRemat):
         return forward(x, self.layers)
 
 
+@pytest.mark.slow
 def test_a_hint_whose_change_the_plugin_cannot_make_stays_as_it_is():
     found = jitted(call_twice, MadeBefore(rngs()), *X)
     if remat_takes_graph_updates():
@@ -98,6 +99,7 @@ class HandsBack(ScanOverRemat):
         return nnx.remat(lambda head, x: head(x))(self.head, x)
 
 
+@pytest.mark.slow
 @needs_graph_updates
 def test_a_hint_that_was_tried_and_did_not_help_is_not_shown():
     """The next best one is: the scan without what it hands back was compiled to measure the copies."""
@@ -114,6 +116,7 @@ def test_a_hint_that_was_tried_and_did_not_help_is_not_shown():
 kept_jit = nnx.jit(lambda model, x: nnx_scanned("remat", model.layers, x))
 
 
+@pytest.mark.slow
 @needs_graph_updates
 def test_what_was_tried_changes_nothing_for_later_tests():
     """A jit that the user's code keeps has no trace of the cure."""
@@ -133,6 +136,7 @@ def test_two_calls(nnx_wrap):
 """
 
 
+@pytest.mark.slow
 @needs_graph_updates
 def test_a_model_that_the_test_makes_is_made_with_the_cure(pytester, inner_args):
     pytester.makepyfile(test_it=IN_BODY)
@@ -167,6 +171,7 @@ def test_a_peak_that_donation_lowers():
     assert budgeted(ten_convolutions, x, memory_budget=3 * x.nbytes, donate="state,x").ok
 
 
+@pytest.mark.slow
 def test_a_donation_that_does_not_help_is_not_shown():
     """The output has the type of the input, and is made beside it whatever is donated: the input is read again afterwards."""
 
@@ -250,7 +255,7 @@ def forward(model, x):
     return (model(x) ** 2).mean()
 
 
-@pytest.mark.parametrize("make", PUT)
+@pytest.mark.parametrize("make", [Layered, *slow(InTrunk, Scanned)])
 def test_the_layers_of_a_gradient_are_put_under_a_remat(make):
     """The peak is that of the model that has them there."""
     x = numbers((512, 64))
@@ -267,6 +272,7 @@ def test_the_layers_of_a_gradient_are_put_under_a_remat(make):
     assert not hasattr(Block.__call__, "__wrapped__")
 
 
+@pytest.mark.slow
 def test_a_budget_that_a_remat_keeps():
     x, most = numbers((512, 64)), jitted(gradient, Scanned(remat=True), numbers((512, 64))).outcomes[-1].peak
     found = jitted(gradient, Scanned(remat=False), x, memory_budget=most)
@@ -275,6 +281,7 @@ def test_a_budget_that_a_remat_keeps():
     assert jitted(gradient, Scanned(remat=True), x, memory_budget=most).ok
 
 
+@pytest.mark.slow
 def test_a_multiple_is_one_of_the_peak_that_is_expected_with_the_cure():
     x = numbers((512, 64))
     assert not jitted(gradient, Scanned(remat=True), x, memory_budget="0.5x").ok
@@ -282,7 +289,8 @@ def test_a_multiple_is_one_of_the_peak_that_is_expected_with_the_cure():
     assert said.endswith(", which is not enough")
 
 
-@pytest.mark.parametrize("make", [Layered, Scanned])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Layered, *full(Scanned)])
 def test_without_a_gradient_no_remat_is_tried(make, monkeypatch):
     monkeypatch.setattr(cures, "remat", lambda *_: cures.Hint("tried"))
     assert "hint        tried" in str(jitted(gradient, make(remat=False), numbers((4, 64)), memory_budget="1KiB"))

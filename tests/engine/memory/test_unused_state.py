@@ -176,6 +176,7 @@ def test_nothing_of_two_objects_is_used():
     assert "neither reads nor writes model, other;" in piece
 
 
+@pytest.mark.slow
 def test_from_a_tenth_of_the_state_on():
     (piece,) = check(Decoder(spare=66), X, **JIT).advice
     assert "model.spare" in piece

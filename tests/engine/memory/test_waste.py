@@ -72,6 +72,19 @@ def casts(call, *args):
     return [(fact.operation, *fact.types) for fact in waste(staging.open_jaxpr(jax.make_jaxpr(call)(*args)), {})]
 
 
+def quantize(w):
+    wide = w.astype(jnp.float32)
+    scale = jnp.abs(wide).max() / 127
+    return jnp.round(wide / scale).astype(jnp.int8), scale
+
+
+def test_what_is_widened_to_quantize_it_is_no_waste():
+    w = jnp.ones((4, 4), jnp.bfloat16)
+    assert casts(quantize, w) == [("widened", "float32[4,4]")], "beside the leaf, which stays"
+    assert held_twice(quantize, w) == [], "in its place"
+    assert held_twice(lambda w: w.astype(jnp.float32) * 2, w) == [("widened", 0)]
+
+
 def test_a_leaf_in_another_dtype_counts_where_it_is_wider_or_a_loop_needs_it():
     w = jnp.ones((4, 4), jnp.bfloat16)
     assert casts(lambda w: w.astype(jnp.float32), w) == [("widened", "float32[4,4]")]

@@ -91,7 +91,7 @@ def test_what_a_callback_keeps_that_was_handed_in_is_found(make, path, shortcuts
         return y
 
     LOG.clear()
-    settings = {"transforms": "jit,scan", "shortcuts": shortcuts}
+    settings = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0, "shortcuts": shortcuts}
     report = check(step, nnx.Linear(4, 4, rngs=rngs()), numbers((2, 4)), make(), **settings)
     if not path:
         assert report.ok, str(report)

@@ -119,6 +119,7 @@ def test_added_variables_are_there_after_the_call_and_gone_after_the_example():
             assert not hasattr(model, name)
 
 
+@pytest.mark.slow
 def test_the_note_on_added_state_names_the_variables():
     report = check(
         Sows(rngs()), numbers(X), sweep="singles", max_examples=0, styles="argument", transforms="jit,scan,vmap"
@@ -223,6 +224,7 @@ class Transposed(nnx.Module):
         return y
 
 
+@pytest.mark.slow
 def test_a_call_that_changes_the_types_of_its_state_is_not_made_twice():
     outcome = call(Transposed(back=False), numbers(X), nesting="jit > call_first").outcome
     assert outcome.verdict == "rejected"

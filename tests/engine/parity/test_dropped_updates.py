@@ -91,6 +91,7 @@ def test_one_that_copies_without_jit_as_well_is_not_seen(transform):
     assert parity(transform, norm(), X).outcome.verdict == "held"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 def test_an_update_that_a_jit_drops_in_part_is_no_rounding():
     """Of two updates the second one arrives."""

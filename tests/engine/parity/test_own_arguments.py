@@ -39,8 +39,10 @@ def body(function, name, value):
 
 @pytest.mark.parametrize(
     "invariant, function, name, values",
-    [("parity", scales, "by", (1.0, 2.0)), ("memory", needs_memory, "rows", (1, 2000))],
-    ids=["parity", "memory"],
+    [
+        pytest.param("parity", scales, "by", (1.0, 2.0), id="parity"),
+        pytest.param("memory", needs_memory, "rows", (1, 2000), id="memory", marks=pytest.mark.slow),
+    ],
 )
 def test_each_is_held_against_calls_with_its_own_arguments(invariant, function, name, values):
     run = Run(merge(parse_given({"invariants": invariant}, str)), remember=False)
@@ -90,7 +92,7 @@ def with_attribute(by):
     [
         (lambda by: times(2.0, times(by, abs)), [1, 0, 1]),
         (with_attribute, [1, 0, 1]),
-        (lambda by: Factor(by).scaled, [1, 1, 1]),
+        pytest.param(lambda by: Factor(by).scaled, [1, 1, 1], marks=pytest.mark.slow),
     ],
     ids=["closures", "attribute", "a method, which cannot be told"],
 )

@@ -60,6 +60,7 @@ def broadcast_scan(f, plan):
     return layer
 
 
+@pytest.mark.slow
 def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them(monkeypatch):
     assert parity(norm(), X, nesting="scan").outcome.verdict == "held"
     monkeypatch.setattr(layers, "scan_argument", broadcast_scan)
@@ -73,6 +74,7 @@ def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them
     assert parity(HEALTHY["batch_norm_eval"]().subject, X, nesting="jit > scan").outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_a_loop_that_makes_one_call_where_it_is_two_is_found(monkeypatch):
     nesting = "while_loop[functional]"
     assert parity(norm(), X, nesting=nesting).outcome.verdict == "held"
@@ -196,6 +198,7 @@ def test_a_number_that_a_plain_object_leaves_in_the_state_is_the_same_for_both()
     assert (un_nested.outcome.verdict, un_nested.outcome.notes) == ("held", ())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
 def test_a_nesting_in_tree_mode_drops_what_the_same_in_graph_mode_keeps():
     few = {"invariants": "parity", "transforms": "jit", "styles": "argument", "sweep": "singles", "max_examples": 0}

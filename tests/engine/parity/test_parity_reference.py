@@ -99,6 +99,7 @@ class Noise(nnx.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forgotten")
 def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
     @register_transform("rounds")
@@ -118,6 +119,7 @@ def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
 LOG = []
 
 
+@pytest.mark.slow
 def test_the_reference_leaves_the_users_objects_alone():
     def logs(counts, x):
         LOG.append(1)
@@ -251,6 +253,7 @@ def test_what_the_call_adds_is_not_asserted_under_a_functional_layer_which_hands
 # --- calls that a test makes again: equal ones are made once, others anew
 
 
+@pytest.mark.slow
 def test_the_calls_are_made_once_for_all_nestings_of_a_test():
     body, moved = Body(), norm()
     assign(moved.mean, moved.mean[...] + 1)
@@ -300,6 +303,7 @@ TAGS = [
 ]
 
 
+@pytest.mark.slow
 def test_calls_of_models_whose_tags_have_no_hash_are_told_apart_by_what_these_hold():
     body = Body()
     for tags in (*TAGS, *TAGS):

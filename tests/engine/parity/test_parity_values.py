@@ -302,6 +302,7 @@ class Rotary(nnx.Module):
         return jnp.concatenate([one * cos - other * sin, one * sin + other * cos], -1)
 
 
+@pytest.mark.slow
 def test_what_is_computed_of_constants_has_room():
     x = numbers((512, 160))
     assert call(Rotary(), x, nesting="jit", invariants="parity").outcome.verdict == "held"
@@ -324,6 +325,7 @@ class Turns(nnx.Module):
         return z
 
 
+@pytest.mark.slow
 def test_complex_numbers_are_nudged_as_well():
     found = call(Turns(), jnp.arange(64).reshape(8, 8), nesting="jit", invariants="parity")
     assert found.outcome.verdict == "held", text(found)

@@ -8,7 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, text
+from checking import broken, slow, text
 from flax import nnx
 from healthy import FLAX
 from references import call, in_refs, needs_refs
@@ -154,7 +154,7 @@ def by_index(kernel, x):
     return jax.lax.scan(lambda x, i: (x + jnp.tanh(x @ kernel[i]), None), x, jnp.arange(4))[0]
 
 
-@pytest.mark.parametrize("nesting", ["jit", "jit[functional] > while_loop[functional]"])
+@pytest.mark.parametrize("nesting", ["jit", *slow("jit[functional] > while_loop[functional]")])
 def test_a_scan_over_references_holds_them_twice(nesting):
     x = jnp.ones((2, 128))
     found = call(in_refs(Stack(over_references)), x, nesting=nesting)
@@ -187,6 +187,7 @@ class Blocks(nnx.Module):
         return scaled(self.scale.get_raw_value(), x)
 
 
+@pytest.mark.slow
 def test_a_copy_of_arrays_beside_a_reference_that_a_loop_reads_has_its_own_hint():
     x = jnp.ones((2, 160))
     found = call(Blocks(remat), x, nesting="jit")
@@ -340,6 +341,7 @@ def gradient(checkpoint=lambda loss: loss, kind=None):
     return step, count
 
 
+@pytest.mark.slow
 def test_a_write_that_a_gradient_makes_twice_is_told():
     step, count = gradient(jax.checkpoint)
     found = call(step, count, X, nesting="jit")
@@ -370,6 +372,7 @@ def test_a_value_that_is_written_once_more_as_it_was_is_not_told():
     assert last[...] == X.sum()
 
 
+@pytest.mark.slow
 def test_a_layer_of_ours_that_makes_it_twice_breaks_parity():
     class Mean(nnx.Module):
         def __init__(self):

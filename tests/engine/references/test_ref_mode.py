@@ -7,7 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import FEW, models, text
+from checking import FEW, full, slow, text
 from flax import nnx
 from healthy import FLAX, HEALTHY, numbers, rngs
 from references import ALL, call, needs_refs
@@ -18,10 +18,11 @@ pytestmark = needs_refs
 X = numbers((2, 4))
 RAISES = {"gru_rnn": "TypeError: scan body function carry", "shared_weights": "ValueError: Duplicate Param"}
 """The models that raise in references un-nested already, and the first words of what they raise."""
-NAMES = ("batch_norm_train", "dropout", "gru_rnn", "shared_weights")
+NAMES = ("shared_weights",)
+LONG = ("batch_norm_train", "dropout", "gru_rnn")
 
 
-@pytest.mark.parametrize("name", models(NAMES))
+@pytest.mark.parametrize("name", [*NAMES, *slow(*LONG), *full(*sorted({*HEALTHY} - {*NAMES, *LONG}))])
 def test_a_healthy_model_holds_wherever_jax_has_a_rule(name):
     case = HEALTHY[name]()
     settings = {**FEW, "styles": "argument,functional,jax_closure", **case.settings, "invariants": ALL}

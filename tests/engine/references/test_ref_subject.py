@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import Example, text
+from checking import Example, slow, text
 from flax import nnx
 from healthy import numbers, rngs
 from references import call, in_refs, needs_refs
@@ -46,12 +46,9 @@ class Statistics(Averages):
 @pytest.mark.parametrize(
     "nesting",
     [
-        "jit",
-        "tree: jit > remat",
-        "graph_no_updates: jit > remat",
         "jit > scan[functional]",
-        "tree: jit > vmap",
-        "jit > vmap[functional] > scan[functional]",
+        *slow("jit", "tree: jit > vmap", "tree: jit > remat", "graph_no_updates: jit > remat"),
+        *slow("jit > vmap[functional] > scan[functional]"),
     ],
 )
 def test_a_healthy_model_holds_and_takes_its_values_back(nesting):
@@ -68,7 +65,7 @@ def test_a_healthy_model_holds_and_takes_its_values_back(nesting):
 
 
 @pytest.mark.parametrize(
-    "nesting", ["jit > while_loop[jax_closure]", "jit > eval_shape > scan[jax_closure]", "scan[closure]"]
+    "nesting", ["jit > while_loop[jax_closure]", *slow("jit > eval_shape > scan[jax_closure]", "scan[closure]")]
 )
 def test_a_model_that_is_captured_holds_and_takes_its_values_back(nesting):
     model, plain = in_refs(Averages(rngs())), Averages(rngs())
@@ -206,6 +203,7 @@ def test_a_walk_copies_a_reference_once_and_what_looks_for_changes_copies_none(m
     assert [copy is ref for copy in copies] == [True]
 
 
+@pytest.mark.slow
 def test_two_references_that_one_program_captures_are_told_apart():
     """One compiled program holds the reference that it writes: a program of the same text writes another."""
     with Example() as example:
@@ -233,12 +231,13 @@ def test_a_reference_outside_of_a_variable_is_refused():
     assert call(Bare(nnx.Variable(X, ref=True)), X, nesting="jit").outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_an_abstract_model_in_references_is_compiled_and_keeps_its_buffers():
     try:
         model = nnx.eval_shape(lambda: in_refs(Statistics(rngs())))
     except TypeError:
         pytest.skip("this flax has no abstract references")
-    for nesting in ("jit[functional]", "tree: jit", "tree: jit > remat", "jit[functional] > vmap[functional]"):
+    for nesting in ("jit[functional]", "tree: jit > remat"):
         found = call(model, jax.ShapeDtypeStruct(X.shape, X.dtype), nesting=nesting)
         assert found.outcome.verdict == "held", text(found)
         donated = {move.before.path: move for move in found.outcome.evidence.moves}
@@ -248,6 +247,7 @@ def test_an_abstract_model_in_references_is_compiled_and_keeps_its_buffers():
     assert refused.reason.startswith("not supported in references: TypeError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ["un-nested", "jit[functional]"])
 def test_real_references_beside_an_abstract_input_stay_as_they_are(nesting):
     for model in (in_refs(Averages(rngs())), Averages(rngs())):

@@ -45,25 +45,29 @@ def reading_example():
     return Example(values_needed=True)
 
 
+DEEP = (
+    "jit > scan > vmap",
+    "scan > jit > while_loop",
+    "vmap > call_first",
+    "fori_loop > grad > scan",
+    "vmap > cond > grad[functional]",
+    "grad > custom_vjp[functional] > remat",
+    "scan[functional] > switch > grad > vmap",
+    "grad > call_first",
+    "jit > grad > fori_loop",
+    "while_loop[functional] > grad > jit",
+)
+
+
+# Without shortcuts each nesting is run: the layers one by one show that it is, and the deep ones have the same parts.
 @pytest.mark.parametrize(
-    "nesting",
+    "nesting, shortcuts",
     [
-        *PLAIN,
-        *MORE,
-        "call_first",
-        "jit > scan > vmap",
-        "scan > jit > while_loop",
-        "vmap > call_first",
-        "fori_loop > grad > scan",
-        "vmap > cond > grad[functional]",
-        "grad > custom_vjp[functional] > remat",
-        "scan[functional] > switch > grad > vmap",
-        "grad > call_first",
-        "jit > grad > fori_loop",
-        "while_loop[functional] > grad > jit",
+        *((nesting, how) for how in ("on", "off") for nesting in (*PLAIN, *MORE, "call_first")),
+        *((nesting, "on") for nesting in DEEP),
+        *(pytest.param(nesting, "off", marks=pytest.mark.slow) for nesting in DEEP),
     ],
 )
-@pytest.mark.parametrize("shortcuts", ["on", "off"])
 def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting, shortcuts, reading_example):
     model, x = Counts(), numbers((2, 3))
     want = Counts()(x)

@@ -212,6 +212,7 @@ def test_a_rejection_of_ours_is_not_one_of_flax():
     assert made.ok, str(made)
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_run_it_is_said():
     with pytest.raises(CheckError, match="no nesting can be run .the state holds no floating point nnx.Param"):
         check(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), numbers((4, 3)), transforms="grad", styles="argument", **FEW)

@@ -71,6 +71,7 @@ def test_what_is_written_and_restored_may_be_mapped(make, nesting):
     assert (module.layer.kernel[...] == before).all()
 
 
+@pytest.mark.slow
 @in_place
 def test_only_what_cannot_be_broadcast_is_mapped():
     module = InPlace()

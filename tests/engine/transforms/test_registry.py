@@ -94,6 +94,7 @@ def test_tracers_that_it_leaves_are_its_own():
     assert "leaked by leaks" in text(found)
 
 
+@pytest.mark.slow
 def test_check_draws_it_only_where_it_is_named():
     register_transform("scan_layers")(scan_layers)
     case = HEALTHY["linear"]()

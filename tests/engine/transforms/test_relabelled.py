@@ -85,6 +85,7 @@ def test_a_loop_and_a_branch_say_what_they_would_have_to_change(transforms, why)
     assert not left_out(Steady(), transforms, "argument,functional")
 
 
+@pytest.mark.slow
 def test_metadata_that_is_new_was_nothing():
     assert "the call turns seen of model.place from nothing into True" in left_out(Adds(), "scan")["scan"]
 

@@ -82,6 +82,7 @@ def test_a_tracer_in_the_state_of_a_librarys_object_is_found(state, holder):
     assert call(Noise(holder, STATES[state], count=False), numbers(BATCH), nesting="jit").outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_the_un_nested_call_does_not_die_of_a_trace_of_ours():
     un_nested, under_jit, *_ = check(Noise("", nnx.Variable, count=True), numbers(BATCH), effort="quick").outcomes
     assert (un_nested.verdict, under_jit.verdict) == ("held", "violated")

@@ -16,7 +16,7 @@ from pytest_nnxcheck.xla import pointers as pointers_module
 from pytest_nnxcheck.xla.pointers import foreign_views, in_mapped_files, spans_of_process
 
 X = jnp.ones((2, 4))
-FEW = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0}
+FEW = {"transforms": "jit", "styles": "argument", "max_examples": 0}
 BOX = np.array([None], dtype=object).view()
 BOX.flags.writeable = False
 NAMES = np.array(["cat", "dog"], dtype=object)

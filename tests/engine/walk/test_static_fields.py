@@ -16,6 +16,7 @@ from healthy import numbers, rngs
 from pytest_nnxcheck import check
 
 X = numbers((2, 4))
+QUICK = {"effort": "quick", "transforms": "jit,scan", "styles": "argument"}
 
 
 class Log:
@@ -87,7 +88,7 @@ def logging(log_of: Callable[[Any], Any], keep: Callable[[Any], object]) -> Any:
 def test_a_tracer_that_is_left_in_a_static_field_is_found(form: str) -> None:
     make, log_of, path = FORMS[form]
     context = make()
-    report = check(logging(log_of, lambda y: y), nnx.Linear(4, 4, rngs=rngs()), X, context, effort="quick")
+    report = check(logging(log_of, lambda y: y), nnx.Linear(4, 4, rngs=rngs()), X, context, **QUICK)
     assert f"tracers remain in {path}" in flat(str(report))
     assert log_of(context).rows == []  # taken out again
 
@@ -97,7 +98,7 @@ def test_a_static_field_that_keeps_no_tracer_holds(form: str) -> None:
     make, log_of, _ = FORMS[form]
     context = make()
     log_of(context).rows.append(X)  # an array of the caller's own may be there
-    report = check(logging(log_of, lambda y: y.shape), nnx.Linear(4, 4, rngs=rngs()), X, context, effort="quick")
+    report = check(logging(log_of, lambda y: y.shape), nnx.Linear(4, 4, rngs=rngs()), X, context, **QUICK)
     assert report.ok, str(report)
 
 
@@ -106,9 +107,9 @@ def test_the_function_of_a_partial_is_a_static_field() -> None:
         return scale(model(x))
 
     model = nnx.Linear(4, 4, rngs=rngs())
-    leaky = check(step, model, X, partial_of(lambda y: y), effort="quick")
+    leaky = check(step, model, X, partial_of(lambda y: y), **QUICK)
     assert "tracers remain in scale (closure of partial_of.<locals>.multiply: rows[0])" in flat(str(leaky))
-    assert check(step, model, X, partial_of(jnp.shape), effort="quick").ok
+    assert check(step, model, X, partial_of(jnp.shape), **QUICK).ok
 
 
 def test_two_calls_that_differ_in_a_static_field_alone_are_two_calls() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import Example, call
+from checking import Example, call, full
 from flax import nnx
 from healthy import rngs
 from kept_tracers import look, tracer_of
@@ -298,7 +298,7 @@ class KnowsManyObjects(nnx.Linear):
         return super().__call__(x)
 
 
-@pytest.mark.parametrize("nesting", ["un-nested", "jit > scan > remat", "vmap > while_loop"])
+@pytest.mark.parametrize("nesting", ["un-nested", "vmap > while_loop", *full("jit > scan > remat")])
 def test_what_a_call_does_not_change_is_walked_through_once(nesting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
     real = visit.Visit._open  # each object that is opened, counted

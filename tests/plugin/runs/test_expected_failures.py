@@ -93,6 +93,7 @@ def test_a_key_that_names_nothing(key, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=12) | st.text(alphabet="jit scan>[]", max_size=12))
 def test_any_text_is_a_key_or_an_error(key):
     try:

@@ -13,7 +13,7 @@ from pytest_nnxcheck import CheckError, check
 ONE = {"transforms": "jit", "sweep": "singles", "max_examples": 0, "styles": "argument"}
 REFUSES = ("jax_disable_jit", "jax_no_tracing", "jax_no_execution")
 """The switches under which jax makes no program, or runs none."""
-CHOSEN = ("jax_check_tracer_leaks", "jax_debug_nans", "jax_enable_checks", "jax_enable_x64")
+CHOSEN = ("jax_enable_checks", "jax_enable_x64")  # two more have tests of their own, below
 SWITCHES = sorted(name for name, value in jax.config.values.items() if type(value) is bool and name not in REFUSES)
 
 

@@ -143,6 +143,7 @@ def test_a_class_that_breaks_an_invariant_fails_with_a_replay_that_can_be_run(na
     named("--nnx-check=models:Block", INPUTS, "--nnx-memory-budget=1MiB", JIT).assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_the_program_to_paste_runs_without_the_plugin(named, pytester):
     result = named("--nnx-check=models:Block", INPUTS, TIGHT, JIT)
     (program,) = set(re.findall(r"program +(\S+\.py)", result.stdout.str()))
@@ -176,6 +177,7 @@ def test_a_constructor_that_asks_for_more_is_given_it_by_build(named):
     result.stdout.fnmatch_lines(["nnx-check::models:Wide(Wide(8, rngs=nnx.Rngs(0));f32(2,8))  *"])
 
 
+@pytest.mark.slow
 def test_build_may_make_the_whole_case_of_a_function_a_class_and_a_method(named):
     whole = "--nnx-build=(step, Block(nnx.Rngs(0)), jnp.ones((5, 4)))"
     block = "--nnx-build=(Block(nnx.Rngs(0)), jnp.ones((5, 4)))"
@@ -256,7 +258,9 @@ TYPES = {
 }
 
 
-@pytest.mark.parametrize("abstract", [[], ["--nnx-abstract"]], ids=["values", "abstract"])
+@pytest.mark.parametrize(
+    "abstract", [pytest.param([], marks=pytest.mark.slow), ["--nnx-abstract"]], ids=["values", "abstract"]
+)
 def test_an_array_is_written_by_its_dtype_and_shape(named, pytester, abstract):
     pytester.makepyfile(notation=NOTATION)
     checks = []
@@ -272,7 +276,9 @@ def test_an_array_is_written_by_its_dtype_and_shape(named, pytester, abstract):
     result.assert_outcomes(passed=len(TYPES))
 
 
-@pytest.mark.parametrize("abstract", [[], ["--nnx-abstract"]], ids=["values", "abstract"])
+@pytest.mark.parametrize(
+    "abstract", [[], pytest.param(["--nnx-abstract"], marks=pytest.mark.slow)], ids=["values", "abstract"]
+)
 def test_a_plain_value_is_python(named, pytester, abstract):
     pytester.makepyfile(notation=NOTATION)
     values = ["3", "-0.5", "True", "None", "'train'", "(1, 2)"]
@@ -335,6 +341,7 @@ def test_an_id_runs_its_check_again(named):
     assert ids_of(named(*ids, "--collect-only", "-q")) == [ids[0], "nnx-check::models:case"]
 
 
+@pytest.mark.slow
 def test_keywords_deselect_and_last_failed(named, pytester):
     pytester.makepyfile(test_plain="def test_plain(): assert 0")
     both = [*BLOCK, "--nnx-check=models:number", "--collect-only", "-q"]
@@ -349,6 +356,7 @@ def test_the_first_failure_stops_the_run(named):
     named("--nnx-check=models:number", *BLOCK, "-x", JIT).assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_workers_of_xdist_run_them(named):
     pytest.importorskip("xdist")
     result = named(*BLOCK, "--nnx-check=models:number", "-n2", JIT, subprocess=True)
@@ -394,6 +402,7 @@ def test_settings_reports_and_junit_are_those_of_any_test(named, pytester):
     assert 'classname="nnx-check" name="models:Block(f32(2,4))"' in (pytester.path / "j.xml").read_text()
 
 
+@pytest.mark.slow
 def test_a_baseline_and_expected_failures_know_them_by_their_id(named, pytester):
     few = ["--nnx-transforms=jit", "--nnx-styles=argument", "--nnx-max-examples=0"]
     named(*BLOCK, *few, "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update").assert_outcomes(passed=1)
@@ -497,6 +506,7 @@ WRONG_ONES = {
 }
 
 
+@pytest.mark.slow
 def test_of_several_checks_the_complete_ones_run_and_each_other_fails_for_itself(named, pytester):
     pytester.makepyfile(failing="raise RuntimeError('no config')")
     result = named(*BLOCK, *(word for words, _ in WRONG_ONES.values() for word in words), *DECODE, JIT)

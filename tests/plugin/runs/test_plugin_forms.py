@@ -47,7 +47,7 @@ def test_{0}(model_{0}, x):
         )
 
 
-def test_the_replay_line_is_typed_where_the_run_was_started(run_inner, pytester, monkeypatch):
+def test_the_replay_line_is_typed_where_the_run_was_started(run_inner, pytester, inner_args, monkeypatch):
     inner = pytester.mkdir("inner")
     (inner / "__init__.py").touch()
     run_inner("\n")
@@ -58,7 +58,7 @@ def test_the_replay_line_is_typed_where_the_run_was_started(run_inner, pytester,
     )
     pytester.makeini("[pytest]\n")
     monkeypatch.chdir(inner)
-    result = pytester.runpytest_inprocess("test_below.py")
+    result = pytester.runpytest_inprocess(*inner_args, "test_below.py")
     result.stdout.fnmatch_lines(["E* test        inner/test_below.py::test_x[[]{a} b]"])
     result.stdout.fnmatch_lines(["*replay *pytest 'test_below.py::test_x[[]{a} b]' --nnx-nesting jit"])
 

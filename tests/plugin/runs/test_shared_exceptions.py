@@ -36,6 +36,7 @@ def test_of_two(nnx_wrap):
 """
 
 
+@pytest.mark.slow
 def test_each_test_shows_its_own_rows_and_the_plainest_nesting_that_raises(run_inner):
     result = run_inner(SUITE)
     result.assert_outcomes(failed=4)

@@ -72,7 +72,7 @@ def plain(line):
     return ANY_COLOUR.sub("", line)
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 def test_a_failure_in_80_columns(project, pytester, workers):
     files = [f"report.{kind}" for kind in ("json", "html", "md")]
     options = ["-v", "--color=yes", "--junitxml=out.xml", *(f"--nnx-report={name}" for name in files)]

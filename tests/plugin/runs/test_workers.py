@@ -40,6 +40,7 @@ def test_a_worker_writes_no_file(run_inner, pytester):
         assert sorted(path.name for path in pytester.path.glob("*.json")) == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end, outcome, said, nestings",
     [("os._exit(1)", "error", "crashed while running", 0), ("pytest.exit('enough')", "interrupted", "", 1)],
