@@ -36,7 +36,9 @@ _LONGEST = 400
 """Characters of an exception that a row of a message shows: jax says the reason in its second sentence."""
 _LONGEST_REFUSAL = 150
 """Characters of a compiler's refusal that a row shows. It says the reason first, and prints the instruction after that."""
-_EXHAUSTED = re.compile(r"memory (?:in memory space|on) (\w+)|(shared memory|registers?|\bVMEM\b|\bSMEM\b)", re.IGNORECASE)
+_EXHAUSTED = re.compile(
+    r"memory (?:in memory space|on) (\w+)|(shared memory|registers?|\bVMEM\b|\bSMEM\b)", re.IGNORECASE
+)
 """The words of the compilers for the memory that a program needs too much of: that of the chip (HBM), or that of a kernel."""
 
 
@@ -85,7 +87,9 @@ def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
         return next(iter(meshes.values()), None)
     try:
         shardings = jax.tree.leaves(compiled.input_shardings)
-    except ValueError:  # jax 0.12 counts a captured reference among the inputs, and finds no place for it: such a program has no mesh
+    except (
+        ValueError
+    ):  # jax 0.12 counts a captured reference among the inputs, and finds no place for it: such a program has no mesh
         return None
     devices = max((each.device_set for each in shardings), key=len, default=())
     return jax.sharding.Mesh(np.array([*devices]), ("devices",)) if len(devices) > 1 else None
@@ -161,7 +165,9 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> An
                 raise LeftOut(_line(error)) from error
             named = _EXHAUSTED.search(str(error))
             memory = (named[1] or named[2]) if named else "HBM"
-            raise TooLarge(_line(error, _LONGEST_REFUSAL), memory.upper() if len(memory) <= len("VMEM") else memory.lower()) from error
+            raise TooLarge(
+                _line(error, _LONGEST_REFUSAL), memory.upper() if len(memory) <= len("VMEM") else memory.lower()
+            ) from error
 
 
 # --- devices

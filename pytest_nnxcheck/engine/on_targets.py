@@ -93,14 +93,18 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     split, gpu = buffers.split_of(compiled), bool(parse_target(on.target).chip.gpu)
     host = buffers.on_the_host(totals)
     heap = 0 if gpu else getattr(totals, "peak_memory_in_bytes", 0)
-    if host:  # the peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone
+    if (
+        host
+    ):  # the peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone
         heap = min(heap, split.peak)
     if not heap:  # it counts constants, and no total does
         split = replace(split, constants=constants)
     # A GPU's compiler refuses nothing, and that of a TPU counts no outputs before jax 0.7.2. At the end of a call they are there, beside the arguments.
     least = split.peak if gpu else split.peak - split.temporaries
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
-    return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, host=host, fits=least <= on.limit)
+    return replace(
+        on, split=split, peak=heap or split.peak, unpadded=unpadded or None, host=host, fits=least <= on.limit
+    )
 
 
 def with_buffers(on: OnTarget, compiled: Any, program: Program) -> OnTarget:

@@ -18,7 +18,9 @@ from pytest_nnxcheck import CheckError, check
 from pytest_nnxcheck.core.chips import GIB
 from pytest_nnxcheck.invariants.memory import DoesNotFit
 
-with_host_memory = pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="memory spaces are in types from jax 0.8 on")
+with_host_memory = pytest.mark.skipif(
+    jax.__version_info__ < (0, 8), reason="memory spaces are in types from jax 0.8 on"
+)
 ONE = {"nesting": "jit", "invariants": "memory,donation"}
 
 # --- the effort of the user's jit
