@@ -97,8 +97,12 @@ def check_call(
     example: Example,
     publish: Listener = nobody,
     owner: str = "",
+    cold: bool = False,
 ) -> Checked:
-    """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
+    """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked.
+
+    The caches that it reaches are made ``cold`` first, where they are not yet.
+    """
     bound = replace(bind(subject, args, kwargs, owner), in_refs=nesting.mode == REF)
     bound.donated(settings.donate)  # a word that names no argument is an error of the test, whatever its nestings do
     call = Call(bound, nesting, settings, example, publish)
@@ -110,8 +114,10 @@ def check_call(
     originals = look_at(bound, example.stand_ins, donates=settings.asserts_donation, maps=not looked_for)
     if originals.held:
         return outcome_of(not_run(call, originals.held))
-    if originals.walk is not None and emptied(
-        bound, originals.walk, example.memo.first, example.caches, from_cold=example.again
+    if (
+        not cold
+        and originals.walk is not None
+        and emptied(bound, originals.walk, example.memo.first, example.caches, from_cold=example.again)
     ):
         # Taken apart anew: what an object keeps of an earlier call may be an argument of this one.
         return check_call(
@@ -123,6 +129,7 @@ def check_call(
             example=example,
             publish=publish,
             owner=owner,
+            cold=True,
         )
     # Before the call is made: its own state is written when it has been judged.
     known = example.memo.known.setdefault(signature(bound, *originals.split), Known())

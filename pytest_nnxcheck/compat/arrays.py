@@ -219,8 +219,12 @@ def is_array(value: Any) -> bool:
     return value.dtype.kind in "biufc" or bool(value.dtype.kind == "V" and jnp.issubdtype(value.dtype, jnp.number))
 
 
-def active_mesh() -> Any:
-    """The mesh of ``with jax.set_mesh(mesh)``, or of ``with mesh``; `None` without one, or for a single device.
+HOST_MEMORY = "pinned_host"
+"""The kind of memory of the host that programs for a chip read and write. All versions."""
+
+
+def active_mesh(*, of_one: bool = False) -> Any:
+    """The mesh of ``with jax.set_mesh(mesh)``, or of ``with mesh``; `None` without one, or for a single device unless ``of_one``.
 
     `jax.sharding.get_mesh` came with jax 0.6, for the first form; the second is in ``thread_resources``, deprecated from jax 0.8.2
     on. All versions.
@@ -229,7 +233,7 @@ def active_mesh() -> Any:
     with warnings.catch_warnings(), contextlib.suppress(AttributeError):
         warnings.simplefilter("ignore", DeprecationWarning)
         meshes.append(pxla.thread_resources.env.physical_mesh)
-    return next((mesh for mesh in meshes if not mesh.empty and mesh.size > 1), None)
+    return next((mesh for mesh in meshes if not mesh.empty and (of_one or mesh.size > 1)), None)
 
 
 def on_devices(sharding: Any, mesh: Any) -> Any:

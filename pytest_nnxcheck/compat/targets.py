@@ -19,7 +19,7 @@ import jax
 import jax.export
 import numpy as np
 
-from pytest_nnxcheck.compat.arrays import active_mesh
+from pytest_nnxcheck.compat.arrays import HOST_MEMORY, active_mesh
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.core.chips import HOST, SHARE, Chip, Target, sizes_of
@@ -32,8 +32,14 @@ _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 _CHIPS_OF_A_HOST = 4
 """TPUs of a host in a topology that says nothing else."""
-_LONGEST = 150
-"""Characters of an exception that a row of a message shows."""
+_LONGEST = 400
+"""Characters of an exception that a row of a message shows: jax says the reason in its second sentence."""
+_LONGEST_REFUSAL = 150
+"""Characters of a compiler's refusal that a row shows. It says the reason first, and prints the instruction after that."""
+_EXHAUSTED = re.compile(
+    r"memory (?:in memory space|on) (\w+)|(shared memory|registers?|\bVMEM\b|\bSMEM\b)", re.IGNORECASE
+)
+"""The words of the compilers for the memory that a program needs too much of: that of the chip (HBM), or that of a kernel."""
 
 
 class LeftOut(Exception):
@@ -42,6 +48,11 @@ class LeftOut(Exception):
 
 class TooLarge(Exception):
     """A compiler refused a program for its size; the text is the compiler's."""
+
+    def __init__(self, text: str, memory: str) -> None:
+        super().__init__(text)
+        self.memory = memory
+        """``HBM``, or the memory of a kernel: ``VMEM``, ``SMEM``, ``shared memory``, ``registers``."""
 
 
 def target_of(named: Target, mesh: Any) -> Target:
@@ -74,7 +85,13 @@ def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
         raise LeftOut(f"meshes of {' and '.join(map(str, meshes))} devices in one program")
     if meshes or compiled is None:
         return next(iter(meshes.values()), None)
-    devices = max((each.device_set for each in jax.tree.leaves(compiled.input_shardings)), key=len, default=())
+    try:
+        shardings = jax.tree.leaves(compiled.input_shardings)
+    except (
+        ValueError
+    ):  # jax 0.12 counts a captured reference among the inputs, and finds no place for it: such a program has no mesh
+        return None
+    devices = max((each.device_set for each in shardings), key=len, default=())
     return jax.sharding.Mesh(np.array([*devices]), ("devices",)) if len(devices) > 1 else None
 
 
@@ -104,7 +121,7 @@ def lowered_on(
     platform: str, devices: Sequence[Any], mesh: Any, jitted: Any, arguments: Any, donated: tuple[int, ...]
 ) -> Any:
     """Lower what ``jitted`` has traced for devices of a topology. A program to paste has a copy of this function."""
-    active = active_mesh()
+    active = active_mesh(of_one=True)  # a mesh of one device would mix with the target's as well
     like = active if active is not None and (mesh is None or active.size == mesh.size) else mesh
     there = _mesh(like, devices if mesh is not None else devices[:1])
     unsharded: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(devices[0])
@@ -117,8 +134,10 @@ def lowered_on(
         sharding = getattr(leaf, "sharding", None)
         put = unsharded
         if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-            # Not the kind of memory: that of a CPU device has a name which no chip has before jax 0.8.
             put = jax.sharding.NamedSharding(_mesh(sharding.mesh, devices), sharding.spec)
+        # The memory of the host has one name everywhere; that of a CPU device has a name which no chip has before jax 0.8.
+        if getattr(sharding, "memory_kind", None) == HOST_MEMORY:
+            put = put.with_memory_kind(HOST_MEMORY)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=put, weak_type=getattr(leaf, "weak_type", False))
 
     leaves, tree = jax.tree.flatten(arguments)
@@ -142,8 +161,13 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> An
         try:
             return lowered.compile(compiler_options=options)
         except Exception as error:
-            refused = "RESOURCE_EXHAUSTED" in str(error)
-            raise (TooLarge if refused else LeftOut)(_line(error)) from error
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise LeftOut(_line(error)) from error
+            named = _EXHAUSTED.search(str(error))
+            memory = (named[1] or named[2]) if named else "HBM"
+            raise TooLarge(
+                _line(error, _LONGEST_REFUSAL), memory.upper() if len(memory) <= len("VMEM") else memory.lower()
+            ) from error
 
 
 # --- devices
@@ -219,10 +243,10 @@ def options_for(chip: Chip) -> dict[str, Any] | None:
     return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if old else None
 
 
-def _line(error: BaseException) -> str:
+def _line(error: BaseException, longest: int = _LONGEST) -> str:
     """The text of an exception of jax or a compiler, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"^.*RESOURCE_EXHAUSTED: (E\d+: )?(\w+: )?", "", text)
-    if len(text) > _LONGEST:  # whole sentences, as far as they go
-        text = text[:_LONGEST].rpartition(". ")[0] or f"{text[: _LONGEST - 3]}..."
+    if len(text) > longest:  # whole sentences, as far as they go
+        text = text[:longest].rpartition(". ")[0] or f"{text[: longest - 3]}..."
     return text

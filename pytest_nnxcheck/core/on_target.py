@@ -40,6 +40,10 @@ class OnTarget:
     """The number of leaves that lose their buffer there and on the CPU."""
     refused: str = ""
     """The compiler's words on a program that does not fit, in one line."""
+    exhausted: str = ""
+    """The memory of a kernel, if a program was refused because it needs too much of that: ``VMEM``, ``SMEM``, ``shared memory``, ``registers``. Empty for that of the chip."""
+    host: int = 0
+    """Bytes in the memory of the host, which ``peak`` does not count."""
     left_out: str = ""
     """The reason why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
     effort: str = ""

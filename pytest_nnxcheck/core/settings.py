@@ -187,6 +187,13 @@ class Settings:
         " h100, h200, b200, or several of one kind, v5e:4x4, h100:8",
         "targets.md",
     )
+    target_strict: str = _check(
+        "off",
+        kinds.FLAG,
+        "fail a test if a target that it names judged none of its programs; without this option its last line says so",
+        "targets.md#what-is-left-out",
+        narrows=False,
+    )
     donate: str = _check(
         "state",
         kinds.DONATED,

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import jax.numpy as jnp
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat import staging, targets
@@ -35,6 +38,8 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 NEAR = 0.8
 """Share of the limit from which on the compiler of a TPU is asked again with its default effort. On a slice its fast one may count less, or refuse a program that fits."""
+FULL = 0.95
+"""The same, for the peak with the casts that the default effort may add: see `casts`."""
 QUICK, DEFAULT = "O0", "default"
 """Efforts of a compiler. The compiler of a TPU is asked with the quick one first: most programs have room, and their verdict needs no better figure."""
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -86,13 +91,20 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     if totals is None:
         return on
     split, gpu = buffers.split_of(compiled), bool(parse_target(on.target).chip.gpu)
+    host = buffers.on_the_host(totals)
     heap = 0 if gpu else getattr(totals, "peak_memory_in_bytes", 0)
+    if (
+        host
+    ):  # the peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone
+        heap = min(heap, split.peak)
     if not heap:  # it counts constants, and no total does
         split = replace(split, constants=constants)
     # A GPU's compiler refuses nothing, and that of a TPU counts no outputs before jax 0.7.2. At the end of a call they are there, beside the arguments.
     least = split.peak if gpu else split.peak - split.temporaries
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
-    return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, fits=least <= on.limit)
+    return replace(
+        on, split=split, peak=heap or split.peak, unpadded=unpadded or None, host=host, fits=least <= on.limit
+    )
 
 
 def with_buffers(on: OnTarget, compiled: Any, program: Program) -> OnTarget:
@@ -101,6 +113,17 @@ def with_buffers(on: OnTarget, compiled: Any, program: Program) -> OnTarget:
     memory = buffers.read(compiled, gpu=gpu).with_names(program.names)
     shown = tuple(replace(buffer, live=None) for buffer in memory.made[:SHOWN])
     return replace(on, places=by_line(memory.made, ())[:SHOWN], buffers=shown, picture=Picture.of(memory, on.peak))
+
+
+def casts(arguments: Sequence[Any], split: Split | None) -> int:
+    """The bytes that the default effort of a TPU's compiler may hold beside those of the fast one: all float32 weights once more in bfloat16.
+
+    It casts them before a loop that computes in bfloat16, and those of a product without more precision. Narrower weights it casts one layer at a time.
+    """
+    sizes = [(leaf.dtype, math.prod(leaf.shape) * leaf.dtype.itemsize) for leaf in arguments if hasattr(leaf, "dtype")]
+    wide = sum(size for dtype, size in sizes if dtype == jnp.float32)
+    # The totals are those of one device, with the padding of its layout.
+    return wide * split.arguments // sum(size for _, size in sizes) // 2 if wide and split else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +165,10 @@ class OnTargets:
         said = replace(said, target=str(target), limit=limit, share=share, effort=first)
         donation, constants = Donation.of(program), program.memory.constants
 
-        traced = program.traced
+        # What is printed holds no memory, and would be a callback, which jax lowers for no device that is not there.
+        traced = replace(program.traced, jaxpr=flow.without_prints(program.traced.jaxpr))
         own: tuple[Any, Any] = program.staged.jitted, program.staged.arguments
-        if program.in_refs:
+        if program.in_refs or traced.jaxpr is not program.traced.jaxpr:
             own = staging.jitted_jaxpr(traced.jaxpr, traced.donated, keep_unused=True), traced.arguments
 
         def lower(jitted: Any = own[0], arguments: Any = own[1]) -> Any:
@@ -154,22 +178,25 @@ class OnTargets:
             try:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.TooLarge as error:
-                return replace(said, effort=effort, fits=False, refused=str(error))
+                kernel = error.memory if error.memory != "HBM" else ""
+                return replace(said, effort=effort, fits=False, refused=str(error), exhausted=kernel)
             found = with_totals(donation.told(replace(said, effort=effort), there), there, constants)
             return with_buffers(found, there, program) if found.split else found
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:
-                plain = compiled(lower(jitted, program.traced.arguments), on.effort).split
+                plain = compiled(lower(jitted, traced.arguments), on.effort).split
                 return plain and replace(plain, constants=0)
 
             if not self.state or on.split is None:
                 return on
-            return replace(on, copies=copies_in(program.traced, on.split, self.state, split_of).bytes)
+            return replace(on, copies=copies_in(traced, on.split, self.state, split_of).bytes)
 
         def judged() -> OnTarget:
             on, least = with_copies(compiled(lowered, first)), least_copy(self.state)
-            if first == DEFAULT or not (on.refused or (on.peak or 0) > NEAR * limit or on.copies >= least):
+            peak = on.peak or 0
+            near = peak > NEAR * limit or peak + casts(traced.arguments, on.split) > FULL * limit
+            if first == DEFAULT or not (on.refused or near or on.copies >= least):
                 return on
             # Lowered anew: jax keeps what it compiled of a lowered program, whatever the effort.
             again = with_copies(compiled(lower(), DEFAULT))

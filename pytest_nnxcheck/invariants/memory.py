@@ -280,6 +280,8 @@ class DoesNotFit(OfPeak, FindingOnTarget):
 
     def sentence(self) -> str:
         on, limit = self.on, target_rows.limit(self.on)
+        if on.exhausted:
+            return f"the program does not compile for {target_rows.device(on)}: a kernel needs more {on.exhausted} than there is"
         figures = f"peak {target_rows.peak(on.peak, on.limit)} of" if on.peak is not None else "it needs more than"
         return f"the program does not fit {target_rows.device(on)}: {figures} {limit}"
 
@@ -288,6 +290,8 @@ class DoesNotFit(OfPeak, FindingOnTarget):
 
     def cure(self) -> str:
         """Ways to need less memory a device; none of them was tried."""
+        if self.on.exhausted:
+            return "make the blocks of the kernel smaller: those of its pl.BlockSpec, and its scratch_shapes"
         larger = target_rows.larger_slices(self.on.target)
         slices = f", or shard over more devices: {', '.join(larger)}" if larger else ""
         return f"make the batch smaller, wrap the layers in nnx.remat so that their outputs are computed again{slices}"

@@ -18,7 +18,7 @@ import numpy as np
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
 from pytest_nnxcheck.core.peak import LEAF, Copies, Memory, Split, least_copy
-from pytest_nnxcheck.jaxprs.flow import all_equations, called, handed_through, uses
+from pytest_nnxcheck.jaxprs.flow import all_equations, called, changed_inside, handed_through, uses
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -38,7 +38,7 @@ def forwarded(jaxpr: Any) -> Any:
     open_jaxpr = staging.open_jaxpr(jaxpr)
     if open_jaxpr is not jaxpr:
         return jaxpr.replace(jaxpr=forwarded(open_jaxpr))
-    plain = jaxpr.replace(eqns=[_forwarded_inside(eqn) for eqn in jaxpr.eqns])
+    plain = jaxpr.replace(eqns=[changed_inside(eqn, forwarded) for eqn in jaxpr.eqns])
     values = _values(plain, [object() for _ in jaxpr.invars])
     first = {value: var for var, value in reversed(values.items()) if type(value) is object}
 
@@ -48,17 +48,6 @@ def forwarded(jaxpr: Any) -> Any:
 
     equations = [eqn.replace(invars=[*map(same, eqn.invars)]) for eqn in plain.eqns]
     return staging.without_dead_code(plain.replace(eqns=equations, outvars=[*map(same, jaxpr.outvars)]))
-
-
-def _forwarded_inside(eqn: Any) -> Any:
-    """An equation with the jaxprs among its parameters forwarded. A named tuple holds none, and cannot be made of a list."""
-
-    def plain(value: Any) -> Any:
-        if type(value) in (tuple, list):
-            return type(value)(map(plain, value))
-        return forwarded(value) if hasattr(staging.open_jaxpr(value), "eqns") else value
-
-    return eqn.replace(params={name: plain(value) for name, value in eqn.params.items()})
 
 
 def _values(jaxpr: Any, inputs: Sequence[Value]) -> dict[Any, Value]:
@@ -113,7 +102,7 @@ def handed_bytes(jaxpr: Any) -> int:
     A call is inlined, and hands on the very buffer.
     """
     loops = (
-        _forwarded_inside(eqn)
+        changed_inside(eqn, forwarded)
         for eqn in all_equations(jaxpr)
         if eqn.primitive.name in (staging.SCAN, staging.WHILE, staging.COND)
     )
@@ -123,7 +112,7 @@ def handed_bytes(jaxpr: Any) -> int:
 
 def handed_inputs(jaxpr: Any) -> frozenset[int]:
     """The numbers of the inputs of an open jaxpr that its equations hand through."""
-    same = uses(jaxpr.replace(eqns=[_forwarded_inside(eqn) for eqn in jaxpr.eqns])).same
+    same = uses(jaxpr.replace(eqns=[changed_inside(eqn, forwarded) for eqn in jaxpr.eqns])).same
     return frozenset(number for number, var in enumerate(jaxpr.invars) if len(same(var)) > 1)
 
 

@@ -274,7 +274,37 @@ def inner_donations(closed: Any) -> int:
 def calls_back(closed: Any) -> bool:
     """True if the program runs Python code or raises while it runs: `jax.pure_callback`, `jax.debug.print`, a check of checkify."""
     names = (eqn.primitive.name for eqn in all_equations(closed))
-    return any("callback" in name or name == "check" for name in names)
+    return any("callback" in name or name in ("check", *PRINTS) for name in names)
+
+
+PRINTS = frozenset(("debug_callback", "debug_print"))
+"""`jax.debug.callback` and `jax.debug.print`, which give the program nothing. The second is of its own from jax 0.8 on."""
+
+
+def without_prints(jaxpr: Any) -> Any:
+    """The jaxpr without what only shows values while it runs, inside loops and calls too; as open or closed as it is. Itself where there is none."""
+    gone = {effect for eqn in all_equations(jaxpr) if eqn.primitive.name in PRINTS for effect in eqn.effects}
+    return _without_prints(jaxpr, gone) if gone else jaxpr
+
+
+def _without_prints(jaxpr: Any, effects: set[Any]) -> Any:
+    open_jaxpr = staging.open_jaxpr(jaxpr)
+    if open_jaxpr is not jaxpr:
+        return jaxpr.replace(jaxpr=_without_prints(open_jaxpr, effects))
+    kept = [eqn.replace(effects=eqn.effects - effects) for eqn in jaxpr.eqns if eqn.primitive.name not in PRINTS]
+    equations = [changed_inside(eqn, lambda inner: _without_prints(inner, effects)) for eqn in kept]
+    return jaxpr.replace(eqns=equations, effects=jaxpr.effects - effects)
+
+
+def changed_inside(eqn: Any, change: Callable[[Any], Any]) -> Any:
+    """An equation with the jaxprs among its parameters changed. A named tuple holds none, and cannot be made of a list."""
+
+    def plain(value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(plain, value))
+        return change(value) if hasattr(staging.open_jaxpr(value), "eqns") else value
+
+    return eqn.replace(params={name: plain(value) for name, value in eqn.params.items()})
 
 
 def branches(closed: Any) -> bool:

@@ -209,6 +209,11 @@ def pytest_fixture_setup(
     return value
 
 
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Forget what a fixture made."""
+    isolation.fixture_ended(fixturedef, request.config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""

@@ -6,7 +6,7 @@ A run without a test that this plugin checks remembers nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -16,6 +16,8 @@ from pytest_nnxcheck.core.settings import MARKER
 
 ACTIVE: pytest.StashKey[dict[str, list[Any]]] = pytest.StashKey()
 """The code of the fixtures that are set up, by their names. There only where something is remembered."""
+SHARED: pytest.StashKey[dict[int, Callable[[], None]]] = pytest.StashKey()
+"""Functions that forget what fixtures of a wider scope made, by the ids of the fixtures."""
 
 SETUPS = (
     *("setup_module", "setUpModule", "setup_function", "setup_class", "setUpClass", "setup_method", "setUp"),
@@ -35,7 +37,7 @@ def remember(session: pytest.Session) -> None:
     modules.update((id(module), module) for module in conftests(session.config))
     roots = [item for module in modules.values() for item in vars(module).items()]
     session.config.add_cleanup(after_import.remember(roots))
-    session.config.stash[ACTIVE] = {}
+    session.config.stash[ACTIVE], session.config.stash[SHARED] = {}, {}
 
 
 def conftests(config: pytest.Config) -> list[ModuleType]:
@@ -86,4 +88,10 @@ def fixture_made(fixture: pytest.FixtureDef[Any], config: pytest.Config, value: 
     if ACTIVE in config.stash and fixture.scope != "function":
         from pytest_nnxcheck.subject import after_import
 
-        after_import.also([(fixture.argname, value)])
+        config.stash[SHARED][id(fixture)] = after_import.also([(fixture.argname, value)])
+
+
+def fixture_ended(fixture: pytest.FixtureDef[Any], config: pytest.Config) -> None:
+    """Forget what a fixture made: its objects are not kept alive."""
+    if SHARED in config.stash and (forget := config.stash[SHARED].pop(id(fixture), None)) is not None:
+        forget()

@@ -16,6 +16,7 @@ from typing import Literal
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import JIT, MODES, InvariantRow, rows_of, severity
+from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.on_target import OnTarget
@@ -188,6 +189,20 @@ def nothing_asserted(report: Report) -> str:
     reasons = (f"{names} cannot be broken, {why}" for why, names in in_words(report.not_asserted).items())
     cures = dict.fromkeys(LACKS[lack][1] for lack in report.lacks.values())
     return f"{NOTHING}: {'; '.join(reasons)}: {'; '.join(cures)}"
+
+
+def unjudged_target(report: Report) -> str:
+    """Why a named target judged no program, where ``target_strict`` asks for that, and what to write instead; else empty."""
+    if report.settings.target_strict == "off" or not report.ok:
+        return ""
+    found = [on for outcome in report.outcomes if outcome.evidence for on in outcome.evidence.targets]
+    chips = {parse_target(on.target).chip for on in found if not on.left_out}
+    missed = [word for word in report.settings.target if parse_target(word).chip not in chips]
+    if not missed:
+        return ""
+    reasons = dict.fromkeys(on.left_out for on in found if on.left_out)
+    why = "; ".join(reasons) or "no nesting was compiled for it, add jit to the transforms"
+    return f"{NOTHING} on {' and '.join(missed)}: {why}: mend that, or leave this test out with target=[] in its marker"
 
 
 def in_words(not_asserted: Mapping[str, str]) -> dict[str, str]:
@@ -678,7 +693,7 @@ def summary_of(head: Head) -> str:
     if head.peak is not None:
         budget = f", budget {format_bytes(head.budget)}" if head.budget is not None else ""
         text += f"; worst peak {format_bytes(head.peak)} ({head.peak_nesting}){budget}"
-    text += f"; {target_rows.brief(head.targets)}" if head.targets else ""
+    text += f"; {target_rows.brief(head.targets, why=True)}" if head.targets else ""
     for why, names in in_words(head.not_asserted).items():
         text += f"; {names} not asserted: {why}"
     if head.without_arrays:

@@ -32,6 +32,8 @@ def fit(on: OnTarget) -> str:
         return f"not checked: {on.left_out}"
     if on.peak is None:
         refused = f"does not fit {limit(on)}: {on.refused}".removesuffix(": ")
+        if on.exhausted:
+            refused = f"does not compile: {on.refused}"
         return "compiles; this compiler reports no totals" if on.fits else refused
     if on.fits and on.peak > on.limit:
         return f"fits: its compiler takes the program, whose totals sum up to {peak(on.peak, on.limit)}"
@@ -45,6 +47,10 @@ def details(on: OnTarget) -> Iterable[str]:
         return
     if on.peak and on.unpadded is not None and on.peak - on.unpadded >= max(PADDED * on.peak, LITTLE):
         yield f"{100 * (1 - on.unpadded / on.peak):.0f} % of it is padding"
+    if on.effort and not parse_target(on.target).chip.gpu:
+        yield f"effort {on.effort}"
+    if on.host:
+        yield f"{format_bytes(on.host)} on the host"
     if on.state and (copies := f"{on.copies / on.state:.2f}") != "0.00":
         yield f"{copies} copies of the state"
     if on.donated:
@@ -70,15 +76,17 @@ def share(on: OnTarget) -> str:
     return f", the {100 * on.share:.0f} % of the memory that jax takes{by_default} (XLA_PYTHON_CLIENT_MEM_FRACTION)"
 
 
-def brief(targets: Iterable[OnTarget]) -> str:
-    """``fits v5e: 3.1 of 15.75 GiB; not checked on h100``: for a summary line, or a cell of a table."""
-    return "; ".join(map(_brief, targets))
+def brief(targets: Iterable[OnTarget], *, why: bool = False) -> str:
+    """``fits v5e: 3.1 of 15.75 GiB; not checked on h100``: for a cell of a table; for a summary line with the reason ``why`` one was not checked."""
+    return "; ".join(_brief(on) + (f": {on.left_out}" if why and on.left_out else "") for on in targets)
 
 
 def _brief(on: OnTarget) -> str:
     if on.left_out:
         return f"not checked on {on.target}"
     if on.peak is None:
+        if on.exhausted:
+            return f"does not compile for {on.target}"
         return f"compiles for {on.target}" if on.fits else f"does not fit {on.target}: more than {limit(on)}"
     if on.fits and on.peak > on.limit:
         return f"fits {on.target}: its compiler takes the program"

@@ -84,7 +84,8 @@ def proves_nothing(run: Run) -> str:
             return f"{report.NOTHING}: no nesting can be run ({first.reason}): mend that, or name other transforms, or replay another nesting"
         styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
         return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
-    return report.nothing_asserted(run.report())
+    found = run.report()
+    return report.nothing_asserted(found) or report.unjudged_target(found)
 
 
 SHOWN = 4

@@ -19,7 +19,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 def abstract_leaf(leaf: Any, placed: jax.sharding.Sharding | None = None, *, in_ref: bool = False) -> Any:
     """The abstract twin of an array, an object of its own; anything else as it is.
 
-    Its sharding is kept where it has several devices; without one it lies as ``placed`` says. A reference, and one ``in_ref``, has the twin of
+    Its sharding is kept where it has several devices, or is of the memory of the host; without one it lies as ``placed`` says. A reference, and one ``in_ref``, has the twin of
     a reference. Raises `CheckError`.
     """
     if isinstance(leaf, np.ndarray | np.generic):
@@ -27,9 +27,9 @@ def abstract_leaf(leaf: Any, placed: jax.sharding.Sharding | None = None, *, in_
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and not is_held_ref(leaf):
         return leaf
     sharding = on_devices(leaf.sharding)
-    several = sharding is not None and sharding.num_devices > 1
+    kept = sharding is not None and (sharding.num_devices > 1 or sharding.memory_kind == meshes.HOST_MEMORY)
     reference = {"is_ref": True} if in_ref or is_in_ref(leaf) else {}
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if several else placed, **reference)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if kept else placed, **reference)
 
 
 def abstract_inputs(inputs: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.owner import is_library
 from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.openers import open_closure, openers_for
@@ -23,19 +24,35 @@ UPKEEP = ("__", "_abc_", "_pytree__")
 """Starts of the names under which Python and flax keep things of their own in a class."""
 
 
+Contents = dict[tuple[int, int], tuple[Any, list[Any]]]
+"""Places with what they held, by the ids of the kind and of the place."""
+
+
 class Remembered:
     """The contents of places, by the identity of each. Holds strong references, to the places too, so that no id is used again."""
 
     def __init__(self) -> None:
-        self._contents: dict[tuple[int, int], tuple[Any, list[Any]]] = {}
+        self._layers: list[Contents] = []
         self._namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
 
-    def add(self, roots: Iterable[tuple[str, object]]) -> None:
-        """Remember the places that roots lead to. What is remembered by now stays."""
+    def add(self, roots: Iterable[tuple[str, object]]) -> Callable[[], None]:
+        """Remember the places that roots lead to, until the function that this returns is called. What is remembered by now stays."""
         visit = Visit(Classes(self._openers))
+        visit.keeps_references = False
         visit.run([(NAME, value) for _, value in roots])
-        for _, kind, place, held in visit.places:
-            self._contents.setdefault((id(kind), identity(kind, place)), (place, held))
+        layer: Contents = {
+            (id(kind), identity(kind, place)): (place, held)
+            for _, kind, place, held in visit.places
+            # State is no cache, and its first arrays would be kept for as long.
+            if not (kind is snapshot.ATTRIBUTES and graph.is_graph_node(place[0]))
+        }
+        self._layers.append(layer)
+
+        def forget() -> None:
+            # By identity: to compare contents would run the user's code.
+            self._layers[:] = [each for each in self._layers if each is not layer]
+
+        return forget
 
     def _openers(self, cls: type) -> tuple[Opener, ...]:
         """The openers of a walk; those of functions and classes read no more than leads on: a package has thousands."""
@@ -73,7 +90,8 @@ class Remembered:
             namespace, names = place
             _, then = self._namespaces.get(id(namespace), (None, None))
             return None if then is None else [then.get(name, MISSING) for name in names]
-        return self._contents.get((id(kind), identity(kind, place)), (None, None))[1]
+        key = (id(kind), identity(kind, place))
+        return next((layer[key][1] for layer in self._layers if key in layer), None)
 
 
 def identity(kind: PlaceKind, place: Any) -> int:
@@ -105,10 +123,9 @@ def remember(roots: Iterable[tuple[str, object]]) -> Callable[[], None]:
     return lambda: _SESSIONS.remove(remembered)
 
 
-def also(roots: Iterable[tuple[str, object]]) -> None:
-    """Remember the places of an object that was made later, if anything is remembered."""
-    if _SESSIONS:
-        _SESSIONS[-1].add(roots)
+def also(roots: Iterable[tuple[str, object]]) -> Callable[[], None]:
+    """Remember the places of an object that was made later, if anything is remembered, until the function that this returns is called."""
+    return _SESSIONS[-1].add(roots) if _SESSIONS else lambda: None
 
 
 def content(kind: PlaceKind, place: Any) -> list[Any] | None:

@@ -70,20 +70,24 @@ def emptied(
     """
     before, made = len(put_back), [made for made in made_caches(found) if any(map(leads_to_arrays, made.values))]
     possible = list(possible_caches(found))
-    warm = {*(each.name for each in made), *(place.name for place in possible)}
+    warm = {*(each.path for each in made), *(place.name for place in possible)}
     if left_cold := known.get(("cold", subject.name), frozenset()) - warm:
         known["cold", subject.name], known["left cold", subject.name] = frozenset(), left_cold
         raise RunFromCold({}, left_cold)
     if not warm:
         return False
-    purpose = Purpose.of(subject, found, known.get(("left cold", subject.name), frozenset()))
+    left_cold = known.get(("left cold", subject.name), frozenset())
+    key = ("purpose", subject.name, left_cold)
+    if key not in known:
+        known[key] = Purpose.of(subject, found, left_cold)
+    purpose: Purpose = known[key]
     anew = dict[str, MakeCold]()
     for each in made:
         match purpose.calls(each):
             case "":
                 put_back.append(each.empty())
             case "anew" if each.function is not None:
-                anew[each.name] = each.empty
+                anew[each.path] = each.empty
     for filler, part in parts_by_filler(possible, purpose, anew=from_cold):
         if cold := cold_entries(subject, found, part, known):
             make_cold = functools.partial(part.make_cold, cold)
@@ -114,8 +118,11 @@ def parts_by_filler(
 class MadeCache:
     """A filled `functools.lru_cache` or `functools.cached_property`."""
 
+    path: str
     function: Any
+    """The function whose results it keeps; `None` for a property."""
     name: str
+    """The name of the function, or of the property."""
     values: Sequence[Any]
     empty: Callable[[], PutBack]
     """Empties it, and returns a function that puts back what was in it."""
@@ -123,28 +130,28 @@ class MadeCache:
 
 def made_caches(found: Walk) -> Iterator[MadeCache]:
     """The caches that functools made, as far as they were filled after the import."""
-    for _, cache, held in found.places.of(snapshot.CACHE):
+    for path, cache, held in found.places.of(snapshot.CACHE):
         then = after_import.content(snapshot.CACHE, cache) or []
-        if held and not snapshot.same(held, then):
+        # With a bound, what is taken out is gone: one that the import has filled stays.
+        if held and not snapshot.same(held, then) and not (then and unbounded_store(cache) is None):
             function = wrapped(cache)
             name = getattr(function, "__name__", "")
-            yield MadeCache(function, name, held[1::2], functools.partial(cleared, cache, then))
-    for _, place, held in found.places.of(snapshot.ATTRIBUTES):
+            yield MadeCache(str(path), function, name, held[1::2], functools.partial(cleared, cache, then))
+    for path, place, held in found.places.of(snapshot.ATTRIBUTES):
         value, stored = place
         if not stored.cached or (own := stored.read(value)) is None:
             continue
         before = entries(snapshot.ATTRIBUTES, place, after_import.content(snapshot.ATTRIBUTES, place) or [type(value)])
         for name, item in snapshot.attribute_items(stored, held):
             if name in stored.cached and before.get(name, (name, None))[1] is not item:
-                yield MadeCache(None, name, [item], functools.partial(without, own, name))
+                yield MadeCache(f"{path}.{name}", None, name, [item], functools.partial(without, own, name))
 
 
 def cleared(cache: Any, then: Sequence[Any]) -> PutBack:
     """Take the entries out of a `functools.lru_cache` that were not there ``then``."""
     store = unbounded_store(cache)
     if store is None:
-        if not then:  # with a bound, an entry that is gone is gone
-            snapshot.CACHE.write(cache, [])
+        snapshot.CACHE.write(cache, [])
         return lambda: None
     before, kept = [*snapshot.CACHE.read(cache)], {id(key) for key in then[::2]}
     pairs = zip(before[::2], before[1::2], strict=True)
@@ -471,7 +478,7 @@ class Purpose:
 
         # What was there after the import is known by its content.
         before = self.fixtures if after_import.is_remembered() else (*self.fixtures, *self.imported)
-        return self.filler(made.name, call, before, self.constructors)
+        return self.filler(made.path, call, before, self.constructors)
 
     def fills(self, place: PossibleCache, key: Hashable) -> Filler:
         """The code that fills an entry of a place."""

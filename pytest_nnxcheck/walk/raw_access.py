@@ -132,7 +132,9 @@ def cache_entries(cache: Any) -> tuple[tuple[Any, Any], ...]:
     if not _is_linked(store):
         return tuple(store.items())
     links = gc.get_referents(cache)[1 : 1 + 3 * len(store)]
-    return tuple(zip(links[::3], links[1::3], strict=False))
+    results = {id(key): result for key, result in zip(links[::3], links[1::3], strict=False)}
+    # In the order of the dict: each use of an entry moves its link.
+    return tuple((key, results[id(key)]) for key in store if id(key) in results)
 
 
 def unbounded_store(cache: Any) -> dict[Any, Any] | None:

@@ -242,6 +242,12 @@ def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> I
     return arguments or None
 
 
+def on_the_host(totals: Any) -> int:
+    """The bytes of a program for a chip that lie in the memory of its host. jax before 0.4.34 has no such totals."""
+    held = sum(getattr(totals, f"host_{part}_size_in_bytes", 0) for part in ("argument", "output", "temp"))
+    return int(held - getattr(totals, "host_alias_size_in_bytes", 0))
+
+
 def read(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Memory:
     """Read the memory of a program that ``lowered.compile()`` returned, of any compiler. Raises `CheckError` if the backend gives no totals.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_nnxcheck.subject import after_import
+
 HEAD = """
 import functools
 
@@ -580,14 +582,72 @@ def test_a_session_fixture_fills_for_every_test(pytester, verdicts_of):
     assert (failed, passed) == (set(), {"test_served", "test_served_again"})
 
 
-def test_a_run_without_a_checked_test_remembers_nothing(pytester, inner_args):
-    pytester.makepyfile(
-        """
-        import sys
-
-        def test_plain():
-            module = sys.modules.get("pytest_nnxcheck.subject.after_import")
-            assert module is None or not module.is_remembered()
-        """
-    )
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_run_without_a_checked_test_remembers_nothing(pytester, inner_args, monkeypatch, checked):
+    asked = []
+    monkeypatch.setattr(after_import, "remember", lambda roots: asked.append(roots) or (lambda: None))
+    pytester.makepyfile(f"{'from pytest_nnxcheck import check' if checked else 'import jax'}\n\ndef test_plain(): pass")
     pytester.runpytest_inprocess(*inner_args).assert_outcomes(passed=1)
+    assert bool(asked) == checked
+
+
+IMPORTED = """
+import functools
+
+
+@functools.lru_cache(maxsize=8)
+def mask(length):
+    return jnp.arange(float(length))[:, None]
+
+
+mask(6)
+
+
+def test_eager():
+    Model(mask)(jnp.ones((4, 8)))
+
+
+@marked
+def test_marked(nnx_wrap):
+    nnx_wrap(Model(mask))(X)
+"""
+
+
+@pytest.mark.slow
+def test_a_bounded_cache_that_the_import_fills_stays(pytester, verdicts_of):
+    pytester.makepyfile(test_imported=MODEL + IMPORTED)
+    failed, passed = verdicts_of()
+    assert (failed, passed) == (set(), {"test_eager", "test_marked"})
+
+
+SHORT_LIVED = """
+import gc
+import weakref
+
+ALIVE = []
+
+
+@pytest.fixture(scope="class")
+def model():
+    model = Model(lambda length: 1.0)
+    ALIVE.append(weakref.ref(model))
+    return model
+
+
+class TestUses:
+    @marked
+    def test_marked(self, nnx_wrap, model):
+        nnx_wrap(model)(X)
+
+
+def test_gone():
+    gc.collect()
+    assert ALIVE[0]() is None
+"""
+
+
+@pytest.mark.slow
+def test_what_a_fixture_made_is_not_kept_alive(pytester, verdicts_of):
+    pytester.makepyfile(test_short_lived=MODEL + SHORT_LIVED)
+    failed, _ = verdicts_of()
+    assert failed == set()
