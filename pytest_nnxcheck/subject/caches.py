@@ -69,7 +69,7 @@ def emptied(
     Raises `RunFromCold` for one that the body fills on purpose, where it can run again ``from_cold``.
     """
     before, made = len(put_back), [made for made in made_caches(found) if any(map(leads_to_arrays, made.values))]
-    possible = list(possible_caches(found))
+    possible = list(possible_caches(found, {id(leaf) for leaf in jax.tree.leaves(subject.state)}))
     warm = {*(each.path for each in made), *(place.name for place in possible)}
     if left_cold := known.get(("cold", subject.name), frozenset()) - warm:
         known["cold", subject.name], known["left cold", subject.name] = frozenset(), left_cold
@@ -222,8 +222,8 @@ class PossibleCache:
         return self.arrays & keys <= fresh if self.by_name else bool(fresh)
 
 
-def possible_caches(found: Walk) -> Iterator[PossibleCache]:
-    """The places of the user's that a walk met and that may be caches."""
+def possible_caches(found: Walk, state: Container[int]) -> Iterator[PossibleCache]:
+    """The places of the user's that a walk met and that may be caches; ``state`` has the ids of the arrays of the state, which no cache holds."""
     namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
     for name, kind, place, held in found.places:
         if kind is snapshot.NAMES:
@@ -234,7 +234,7 @@ def possible_caches(found: Walk) -> Iterator[PossibleCache]:
             if cold is not None:
                 yield from changed_since(name, kind, place, held, cold)
             else:
-                yield from made_later(name, kind, place, held)
+                yield from made_later(name, kind, place, held, state)
     for namespace, named in namespaces.values():
         place = (namespace, tuple(named))
         if (cold := after_import.content(snapshot.NAMES, place)) is not None:
@@ -278,15 +278,17 @@ def changed_since(
         yield PossibleCache(str(name), label_of(name), kind, place, now, cold, True, changed, arrays)
 
 
-def made_later(name: object, kind: PlaceKind, place: Any, now: list[Any]) -> Iterator[PossibleCache]:
+def made_later(
+    name: object, kind: PlaceKind, place: Any, now: list[Any], state: Container[int]
+) -> Iterator[PossibleCache]:
     """The places that may be caches of an object that was made after the import: a dict of arrays, and each attribute with arrays that a method sets."""
     if kind in (snapshot.DICT, snapshot.ORDERED):
         keys = frozenset(entries(kind, place, now))
-        if any(map(leads_to_arrays, now[len(now) // 2 :])):
+        if any(leads_to_arrays(value, state) for value in now[len(now) // 2 :]):
             yield PossibleCache(str(name), label_of(name), kind, place, now, [], False, keys, keys)
     elif kind is snapshot.ATTRIBUTES and not is_library(top_package(type(place[0]))):
         present = entries(kind, place, now)
-        arrays = [key for key, (_, item) in present.items() if leads_to_arrays(item)]
+        arrays = [key for key, (_, item) in present.items() if leads_to_arrays(item, state)]
         by_methods, by_constructors = attributes_set(type(place[0])) if arrays else (set(), set())
         for key in arrays:
             if key in by_methods and key not in place[1].cached:
@@ -364,17 +366,17 @@ def mixed(
     return composed(kind, place, present, wanted)
 
 
-def leads_to_arrays(value: Any) -> bool:
-    """True if a value is an array of jax, or leads to one by what it holds: items, attributes, closures."""
+def leads_to_arrays(value: Any, left_out: Container[int] = ()) -> bool:
+    """True if a value is an array of jax, or leads to one by what it holds: items, attributes, closures; those ``left_out`` by their ids aside."""
     # No code of the user's runs, and no globals are looked at: those of a function are places of their own.
     ahead, seen = [value], set[int]()
     while ahead and len(seen) < MOST_HELD:
         value = ahead.pop()
         cls = type(value)
+        if id(value) in seen or id(value) in left_out or cls in (str, int, float, bool, bytes, type(None)):
+            continue
         if isinstance(value, jax.Array):
             return True
-        if id(value) in seen or cls in (str, int, float, bool, bytes, type(None)):
-            continue
         seen.add(id(value))
         if issubclass(cls, list | tuple | set | frozenset):
             ahead += list(value)

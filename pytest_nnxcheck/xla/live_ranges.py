@@ -10,7 +10,8 @@ its compilers make differently: on the CPU the buffer assignment says it, elsewh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_nnxcheck.core.peak import Live
@@ -76,16 +77,20 @@ class LiveRanges:
         """The values that are made in each buffer, in program order, by the name of the buffer: see `buffer`."""
         self._ranges = self._read_ranges()
 
-    def readers(self, value: Position) -> Iterator[Instruction]:
-        """The instructions that read the buffer of a value, views aside."""
-        buffer = self.buffer(value)
+    @functools.cached_property
+    def _readers(self) -> dict[Position, list[Instruction]]:
+        """The instructions that read each buffer, views aside, by the name of the buffer."""
+        found = dict[Position, list[Instruction]]()
         for op in self.ran:
-            if op.opcode not in VIEWS and any(
-                self.buffer((operand, index)) == buffer
-                for operand in op.operands
-                for index in leaves(self.module.instructions[operand].shape)
-            ):
-                yield op
+            read = () if op.opcode in VIEWS else op.operands
+            parts = ((id_, index) for id_ in read for index in leaves(self.module.instructions[id_].shape))
+            for buffer in dict.fromkeys(map(self.buffer, parts)):
+                found.setdefault(buffer, []).append(op)
+        return found
+
+    def readers(self, value: Position) -> Sequence[Instruction]:
+        """The instructions that read the buffer of a value, views aside."""
+        return self._readers.get(self.buffer(value), ())
 
     def range_of(self, value: Position) -> Range | None:
         """The range of the buffer that a value is in; `None` for a value that nothing makes while the program runs."""
