@@ -207,6 +207,8 @@ def topology(target: Target) -> dict[str, Any]:
     sizes = [*map(int, shape.split("x")), 1][:3]
     if math.prod(sizes) < _CHIPS_OF_A_HOST:
         options["chips_per_host_bounds"] = sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
+    if target.slices > 1:
+        options["num_slices"] = target.slices
     return {"platform": "tpu", "topology_name": f"{chip.spelled}:{shape}", **options}
 
 
@@ -225,7 +227,22 @@ def _mesh(like: Any, devices: Sequence[Any]) -> Any:
     sizes = tuple(like.shape.values()) if len(devices) > 1 else (1,) * len(like.axis_names)
     # jax 0.5 has another type for the kinds of axes.
     kinds = {"axis_types": like.axis_types} if jax.__version_info__ >= (0, 6) else {}
-    return jax.sharding.Mesh(np.array(devices).reshape(sizes), like.axis_names, **kinds)
+    return jax.sharding.Mesh(in_slices(sizes, devices), like.axis_names, **kinds)
+
+
+def in_slices(sizes: tuple[int, ...], devices: Sequence[Any]) -> Any:
+    """Lay devices out in the shape of a mesh. The network between slices has the first axis that their number divides.
+
+    So does `jax.experimental.mesh_utils.create_hybrid_device_mesh`, which is told the axis.
+    """
+    placed = np.empty(len(devices), object)
+    placed[:] = devices
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    across = next((axis for axis, size in enumerate(sizes) if slices > 1 and size % slices == 0), None)
+    if across is None:
+        return placed.reshape(sizes)
+    parts = (slices, *sizes[:across], sizes[across] // slices, *sizes[across + 1 :])
+    return np.moveaxis(placed.reshape(parts), 0, across).reshape(sizes)
 
 
 # --- options

@@ -1,6 +1,7 @@
 """The chips whose compilers judge memory and donation as well: one row each, and the notation of a target.
 
-A target is a chip (``v5e``) or a slice of several (``v5e:4x4``, ``h100:8``). Nothing here imports jax.
+A target is a chip (``v5e``), a slice of several (``v5e:4x4``, ``h100:8``), or several slices of a TPU (``2*v5e:16x16``), which a network of the data
+center joins. Nothing here imports jax.
 """
 
 from __future__ import annotations
@@ -93,25 +94,36 @@ class Target(NamedTuple):
 
     chip: Chip
     slice: str = ""
+    slices: int = 1
+    """The number of such slices."""
 
     def __str__(self) -> str:
-        return f"{self.chip.name}:{self.slice}" if self.slice else self.chip.name
+        several = f"{self.slices}*" if self.slices > 1 else ""
+        return f"{several}{self.chip.name}:{self.slice}" if self.slice else self.chip.name
 
     @property
     def devices(self) -> int:
-        """The devices of the slice; 1 where none was named."""
-        return math.prod(map(int, self.slice.split("x"))) * self.chip.devices if self.slice else 1
+        """The devices of all slices; 1 where none was named."""
+        return self.slices * math.prod(map(int, self.slice.split("x"))) * self.chip.devices if self.slice else 1
 
     def of_size(self, devices: int) -> Target | None:
-        """The slice of this chip that has so many devices; `None` where there is none."""
-        slices = (Target(self.chip, name) for name in self.chip.slices)
-        return next((target for target in slices if target.devices == devices), None)
+        """The slice of this chip that has so many devices, or so many of the same slices; `None` where there is none."""
+        if self.slices > 1:
+            slices, rest = divmod(devices * self.slices, self.devices)
+            return self._replace(slices=slices) if slices > 1 and not rest else None
+        known = (Target(self.chip, name) for name in self.chip.slices)
+        return next((target for target in known if target.devices == devices), None)
 
 
 def parse_target(word: str) -> Target:
-    """Read ``v5e``, ``v5e:4x4`` or ``h100:8``. Raises `Unreadable` with what to write instead."""
-    name, colon, slice_ = word.lower().partition(":")
+    """Read ``v5e``, ``v5e:4x4``, ``2*v5e:16x16`` or ``h100:8``. Raises `Unreadable` with what to write instead."""
+    count, star, one = word.lower().rpartition("*")
+    name, colon, slice_ = one.partition(":")
     chip = BY_NAME[one_of("target", name.strip(), BY_NAME)]
+    slices = int(count) if count.strip().isdecimal() else 0
+    if star and (chip.gpu or not colon or not slices):
+        example = f"{chip.name}:{2 * HOST}" if chip.gpu else f"2*{chip.name}:{chip.slices[-1]}"
+        raise Unreadable(f"unknown slices {word!r}, write {example}" + (", two hosts of eight" if chip.gpu else ""))
     if not colon:
         return Target(chip)
     by_size = {tuple(sorted(known.split("x"))): known for known in chip.slices}
@@ -121,7 +133,7 @@ def parse_target(word: str) -> Target:
             f"write the number of GPUs: {chip.name}:{HOST}" if chip.gpu else f"{chip.name} has {', '.join(chip.slices)}"
         )
         raise Unreadable(f"unknown slice {word!r}, {there}")
-    return Target(chip, known)
+    return Target(chip, known, slices or 1)
 
 
 def sizes_of(chip: Chip) -> str:

@@ -184,7 +184,7 @@ class Settings:
         (),
         kinds.TARGETS,
         "accelerators to compile for as well, to check memory and donation there; none has to be present: v4, v5e, v5p, v6e, v7x, a100-40, a100,"
-        " h100, h200, b200, or several of one kind, v5e:4x4, h100:8",
+        " h100, h200, b200, or several of one kind, v5e:4x4, 2*v5e:16x16 (two slices), h100:8",
         "targets.md",
     )
     target_strict: str = _check(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -15,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import targets
 
 DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
@@ -33,7 +36,7 @@ def test_this_file_passes_on_eight_devices():
     command += ["--nnx-target", "v5e,h100", __file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"18 passed, 1 skipped", done.stdout), done.stdout
+    assert re.search(r"27 passed, 1 skipped", done.stdout), done.stdout
 
 
 class MLP(nnx.Module):
@@ -100,7 +103,7 @@ def batch():
 
 
 @on_eight_devices
-@pytest.mark.parametrize("target", ["v5e:2x4", "h100:8"])
+@pytest.mark.parametrize("target", ["v5e:2x4", "2*v5e:2x2", "h100:8"])
 @pytest.mark.parametrize("form", [MLP, Constrained, Mapped, Explicit])
 def test_a_sharded_model_is_judged_on_a_slice(form, target):
     with jax.set_mesh(made := mesh("Explicit" if form is Explicit else "Auto")):
@@ -167,7 +170,22 @@ def with_adam(mesh):
 
 
 @on_eight_devices
-@pytest.mark.parametrize("target, write", [("v5e:4x4", "v5e:2x4"), ("h100:4", "h100:8")])
+@pytest.mark.parametrize("target, write", [("v5e:4x4", "v5e:2x4"), (r"2*v5e:1x2", r"4\*v5e:1x2"), ("h100:4", "h100:8")])
 def test_a_slice_of_another_size_says_what_to_write(target, write):
     with jax.set_mesh(made := mesh("Auto")), pytest.raises(Exception, match=f"the mesh has 8 devices.*write {write}"):
         check(MLP(made, nnx.Rngs(0)), jnp.ones((BATCH, WIDTH)), nesting="jit", target=target, devices=DEVICES)
+
+
+class Device(NamedTuple):
+    slice_index: int
+    number: int
+
+
+@pytest.mark.parametrize(
+    "shape, across", [((2, 4), 0), ((4, 2), 0), ((1, 8), 1), ((1, 4, 2), 1)], ids=["data", "four", "second", "third"]
+)
+def test_the_network_between_slices_has_the_first_axis_that_they_divide(shape, across):
+    devices = [Device(slice_index, number) for slice_index in range(2) for number in range(4)]
+    placed = targets.in_slices(shape, devices)
+    halves = np.split(placed, 2, axis=across)
+    assert [{device.slice_index for device in half.flat} for half in halves] == [{0}, {1}]

@@ -48,6 +48,10 @@ def ours():
         ("v5", "unknown target 'v5', did you mean 'v5*'[?]"),
         ("v5e:3x5", "unknown slice 'v5e:3x5', v5e has 1x1, *, 16x16"),
         ("h100:many", "unknown slice 'h100:many', write the number of GPUs: h100:8"),
+        ("2*v5e", "unknown slices '2*v5e', write 2*v5e:16x16"),
+        ("two*v5p:2x2x1", "unknown slices 'two*v5p:2x2x1', write 2*v5p:16x16x16"),
+        ("0*v5e:2x2", "unknown slices '0*v5e:2x2', write 2*v5e:16x16"),
+        ("2*h100:8", "unknown slices '2*h100:8', write h100:16, two hosts of eight"),
     ],
 )
 def test_a_target_that_nothing_compiles_for_stops_the_run_before_any_conftest(run_inner, value, line):
