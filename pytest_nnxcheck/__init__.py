@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Layer, Nesting
     from pytest_nnxcheck.core.outcome import Breach, Outcome, Violation
     from pytest_nnxcheck.extension import Invariant, register_invariant
+    from pytest_nnxcheck.fitting import Largest, largest
     from pytest_nnxcheck.plugin.baseline import ExpectedFailuresWarning
     from pytest_nnxcheck.reporting.report import Report
     from pytest_nnxcheck.transforms.custom import register_transform
@@ -37,6 +38,7 @@ __all__ = [
     "ExpectedFailuresWarning",
     "Invariant",
     "InvariantViolation",
+    "Largest",
     "Layer",
     "MemoryBudgetExceeded",
     "NestedCall",
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "assert_invariants",
     "check",
+    "largest",
     "register_invariant",
     "register_transform",
 ]
@@ -63,6 +66,7 @@ _NAMES = {
     "core.nesting": ("Layer", "Nesting"),
     "core.outcome": ("Breach", "Outcome", "Violation"),
     "extension": ("Invariant", "register_invariant"),
+    "fitting": ("Largest", "largest"),
     "plugin.baseline": ("ExpectedFailuresWarning",),
     "reporting.report": ("Report",),
     "transforms.custom": ("register_transform",),
