@@ -83,7 +83,7 @@ def snippets(document: Path) -> list[Snippet]:
             m["until"] or "999",
             m["file"],
             m["target"] or "",
-            shown_after(text, m.end()) if m["fails"] or m["target"] else "",
+            shown_after(text, m.end()) if m["fails"] or (m["target"] and "def test_" in m["code"]) else "",
         )
         for m in BLOCK.finditer(text)
     ]
