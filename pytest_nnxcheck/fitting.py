@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_nnxcheck.api import check
+from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.text import counted
@@ -67,7 +68,7 @@ def largest(
 
 def on_target(call: Sequence[Any], target: str, settings: Mapping[str, Any]) -> OnTarget:
     """Ask the compiler of a target about the plain jit of one call."""
-    only = {"nesting": "jit", "invariants": "memory", "memory_budget": UNBOUNDED, **settings}
+    only = {"nesting": JIT, "invariants": "memory", "memory_budget": UNBOUNDED, **settings}
     report = check(*call, target=target, **only)
     (outcome,) = report.outcomes
     if outcome.verdict in ("failed", "rejected"):
