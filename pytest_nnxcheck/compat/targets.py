@@ -233,7 +233,7 @@ def _mesh(like: Any, devices: Sequence[Any]) -> Any:
 def in_slices(sizes: tuple[int, ...], devices: Sequence[Any]) -> Any:
     """Lay devices out in the shape of a mesh. The network between slices has the first axis that their number divides.
 
-    So does `jax.experimental.mesh_utils.create_hybrid_device_mesh`, which is told the axis.
+    So does `jax.experimental.mesh_utils.create_hybrid_device_mesh`, where the caller names the axis.
     """
     placed = np.empty(len(devices), object)
     placed[:] = devices
