@@ -192,7 +192,6 @@ class Settings:
         kinds.FLAG,
         "fail a test if a target that it names judged none of its programs; without this option its last line says so",
         "targets.md#what-is-left-out",
-        narrows=False,
     )
     donate: str = _check(
         "state",

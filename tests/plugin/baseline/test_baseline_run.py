@@ -176,6 +176,7 @@ OTHERWISE = {
     "memory_budget": "2x",
     "memory_advice": "fail",
     "target": "v5e",
+    "target_strict": "on",
     "donate": "none",
     "on_rejection": "fail",
     "devices": 2,
