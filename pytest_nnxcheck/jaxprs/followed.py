@@ -52,6 +52,11 @@ Contents = frozenset[Any]
 NOTHING: Contents = frozenset()
 
 
+def without_names(contents: Contents) -> Contents:
+    """The contents without the names of values: a part of an array that goes by a name inside a loop is that part still."""
+    return frozenset(item for item in contents if item == SUM or not isinstance(item, str))
+
+
 def follow(value: Any, name: str) -> Any:
     """The value with a name on each array in it. A number of Python stays one: code may branch on it."""
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, PREFIX + name) if is_array(leaf) else leaf, value)

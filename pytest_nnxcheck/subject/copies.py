@@ -25,7 +25,7 @@ from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.call_program import line_of
-from pytest_nnxcheck.jaxprs.followed import NOTHING, Followed, follow
+from pytest_nnxcheck.jaxprs.followed import NOTHING, Followed, follow, without_names
 from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -232,7 +232,7 @@ class CopyWatch:
             last = followed.values.get(copied.last, [])
             before = NOTHING.union(*followed.values.get(copied.first, []))
             # A number of Python is no value of the program, and jax drops what a derivative does not need: that may be any output of its type.
-            if any(not contents <= before for contents in last) or (not last and copied.is_written):
+            if any(not without_names(contents) <= before for contents in last) or (not last and copied.is_written):
                 written.add(path)
             if not last and (path in self.returned or type_of(value) in types):
                 held.add(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
@@ -23,7 +24,7 @@ from copied import (
 )
 from flax import nnx
 from flax.nnx import update
-from healthy import FLAX, assign, numbers
+from healthy import FLAX, assign, numbers, rngs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import graph
@@ -463,3 +464,9 @@ def test_what_an_equation_computes_is_no_copy_of_an_argument():
 
     jax.make_jaxpr(program)(jnp.ones(3))
     assert found[:3] == [[False, False, True, True]] * 3
+
+
+def test_a_loop_of_a_scan_of_a_remat_hands_its_model_back_unwritten():
+    """The cure of google/flax#4819: each transform writes back what it was given, and a part of it has a name of its own in the inner loop."""
+    found = call(bugs.autoregressive_decode_in_carry, bugs.report_4819(rngs(), True, True), *bugs.inputs_4819())
+    assert found.outcome.verdict == "held", text(found)
