@@ -13,6 +13,7 @@ from typing import Any
 
 import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -209,7 +210,12 @@ def is_number(leaf: Any) -> bool:
     """True for a number of Python or NumPy, and for an array that holds one integer or truth value."""
     if isinstance(leaf, bool | int | float | np.generic):
         return True
-    return isinstance(leaf, jax.Array) and leaf.shape == () and leaf.dtype.kind in "iub"
+    # The dtype of a random key is none of NumPy's.
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.shape == ()
+        and any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.integer, jnp.bool_))
+    )
 
 
 def raised_as_shared(call: Call) -> str:

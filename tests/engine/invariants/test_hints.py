@@ -267,6 +267,14 @@ def test_a_number_in_a_variable_is_to_be_a_plain_attribute(form, nesting):
 
 
 @old_access
+def test_a_random_key_is_no_number():
+    model = Sized(nnx.Variable(3), int)
+    model.rngs = nnx.Rngs(0)
+    found = call(model, jnp.ones(4), nesting="jit")
+    assert found.outcome.facts == (ValueAsked(("model.number",)),), text(found)
+
+
+@old_access
 def test_a_number_that_the_call_writes_or_that_is_not_all_it_asks_for_is_none():
     for subject in (
         Sized(nnx.Variable(3), int, writes=True),
