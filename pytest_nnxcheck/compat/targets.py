@@ -36,10 +36,8 @@ _LONGEST = 400
 """Characters of an exception that a row of a message shows: jax says the reason in its second sentence."""
 _LONGEST_REFUSAL = 150
 """Characters of a compiler's refusal that a row shows. It says the reason first, and prints the instruction after that."""
-_EXHAUSTED = re.compile(
-    r"memory (?:in memory space|on) (\w+)|(shared memory|registers?|\bVMEM\b|\bSMEM\b)", re.IGNORECASE
-)
-"""The words of the compilers for the memory that a program needs too much of: that of the chip (HBM), or that of a kernel."""
+_OF_KERNELS = ("VMEM", "SMEM", "shared memory", "registers")
+"""The memories of a kernel, in the words of the compilers."""
 
 
 class LeftOut(Exception):
@@ -52,7 +50,7 @@ class TooLarge(Exception):
     def __init__(self, text: str, memory: str) -> None:
         super().__init__(text)
         self.memory = memory
-        """``HBM``, or the memory of a kernel: ``VMEM``, ``SMEM``, ``shared memory``, ``registers``."""
+        """The memory of a kernel that the program needs too much of; empty for that of the chip, HBM."""
 
 
 def target_of(named: Target, mesh: Any) -> Target:
@@ -87,9 +85,8 @@ def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
         return next(iter(meshes.values()), None)
     try:
         shardings = jax.tree.leaves(compiled.input_shardings)
-    except (
-        ValueError
-    ):  # jax 0.12 counts a captured reference among the inputs, and finds no place for it: such a program has no mesh
+    except ValueError:
+        # jax 0.12 counts a captured reference among the inputs, and finds no place for it: such a program has no mesh.
         return None
     devices = max((each.device_set for each in shardings), key=len, default=())
     return jax.sharding.Mesh(np.array([*devices]), ("devices",)) if len(devices) > 1 else None
@@ -163,11 +160,9 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> An
         except Exception as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise LeftOut(_line(error)) from error
-            named = _EXHAUSTED.search(str(error))
-            memory = (named[1] or named[2]) if named else "HBM"
-            raise TooLarge(
-                _line(error, _LONGEST_REFUSAL), memory.upper() if len(memory) <= len("VMEM") else memory.lower()
-            ) from error
+            text = _line(error, _LONGEST_REFUSAL)
+            of_kernel = (memory for memory in _OF_KERNELS if memory.lower() in text.lower())
+            raise TooLarge(text, "" if "hbm" in text.lower() else next(of_kernel, "")) from error
 
 
 # --- devices

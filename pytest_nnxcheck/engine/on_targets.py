@@ -93,9 +93,8 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     split, gpu = buffers.split_of(compiled), bool(parse_target(on.target).chip.gpu)
     host = buffers.on_the_host(totals)
     heap = 0 if gpu else getattr(totals, "peak_memory_in_bytes", 0)
-    if (
-        host
-    ):  # the peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone
+    if host:
+        # The peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone.
         heap = min(heap, split.peak)
     if not heap:  # it counts constants, and no total does
         split = replace(split, constants=constants)
@@ -178,8 +177,7 @@ class OnTargets:
             try:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.TooLarge as error:
-                kernel = error.memory if error.memory != "HBM" else ""
-                return replace(said, effort=effort, fits=False, refused=str(error), exhausted=kernel)
+                return replace(said, effort=effort, fits=False, refused=str(error), exhausted=error.memory)
             found = with_totals(donation.told(replace(said, effort=effort), there), there, constants)
             return with_buffers(found, there, program) if found.split else found
 
