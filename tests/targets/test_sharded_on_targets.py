@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -181,11 +182,9 @@ class Device(NamedTuple):
     number: int
 
 
-@pytest.mark.parametrize(
-    "shape, across", [((2, 4), 0), ((4, 2), 0), ((1, 8), 1), ((1, 4, 2), 1)], ids=["data", "four", "second", "third"]
-)
+@pytest.mark.parametrize("shape, across", [((2, 4), 0), ((1, 8), 1), ((3, 4), 1), ((3, 5, 2), 2)])
 def test_the_network_between_slices_has_the_first_axis_that_they_divide(shape, across):
-    devices = [Device(slice_index, number) for slice_index in range(2) for number in range(4)]
-    placed = targets.in_slices(shape, devices)
-    halves = np.split(placed, 2, axis=across)
-    assert [{device.slice_index for device in half.flat} for half in halves] == [{0}, {1}]
+    half = math.prod(shape) // 2
+    devices = [Device(slice_index, number) for slice_index in range(2) for number in range(half)]
+    halves = np.split(targets.in_slices(shape, devices), 2, axis=across)
+    assert [{device.slice_index for device in each.flat} for each in halves] == [{0}, {1}]

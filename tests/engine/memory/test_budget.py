@@ -208,6 +208,7 @@ def test_the_budgets_of_a_test_that_passes_are_the_smallest(pytester, inner_args
     said = pytester.runpytest_inprocess(*inner_args, "-v").stdout.str()
     multiple, size = pasted(said)
     assert (multiple[-1], size[-1]) == ("x", "B")
+    assert re.search(r"holds at its peak: state 1\.0 MiB, .* \(jit\)", said)
     for budget in (multiple, size):
         held = pytester.runpytest_inprocess(*inner_args, f"--nnx-memory-budget={budget}")
         held.assert_outcomes(passed=1)

@@ -12,6 +12,7 @@ from healthy import rngs
 from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.reporting.memory_breakdown import in_words
 
 WIDE, ROWS = 256, 1024
 OF_BATCH = 4 * WIDE * ROWS
@@ -76,3 +77,15 @@ def test_weights_that_are_cast_before_a_loop_are_casts_of_the_state():
 def test_the_message_of_a_failure_has_the_largest_heads():
     report = check(Mlp(rngs()), jnp.ones((ROWS, 8)), **MEMORY, memory_budget="1KiB")
     assert re.search(r"^ *holds +other temporaries \d\.0 MiB", str(report), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "ledger, words",
+    [
+        ((("state", 2048), ("outputs", 4096)), "outputs 4.0 KiB, state 2.0 KiB"),
+        ((("state", 4096), ("outputs", 8), ("constants", 4)), "state 4.0 KiB, the rest 12 B"),
+        ((("state", 4096), ("in the same memory", -2048)), "state 4.0 KiB, in the same memory -2.0 KiB"),
+    ],
+)
+def test_the_words_of_a_ledger_add_up(ledger, words):
+    assert in_words(ledger) == words

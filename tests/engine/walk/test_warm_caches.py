@@ -9,10 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from checking import flat, some
 from flax import nnx
 from healthy import numbers, rngs
+from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import check
 
@@ -208,3 +210,22 @@ class WithUnordered(nnx.Module):
 
 def test_a_dict_that_jax_cannot_flatten_is_looked_at_too():
     assert check(WithUnordered(), X, **QUICK).ok
+
+
+def test_the_moments_of_an_optimizer_are_no_cache() -> None:
+    """A step with them is traced as often as one without: no trace looks whether it fills their dicts again."""
+
+    def traces(rule: Any) -> int:
+        made = [0]
+
+        def step(model: nnx.Linear, optimizer: nnx.Optimizer[nnx.Linear], x: jax.Array) -> jax.Array:
+            made[0] += 1
+            loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+            apply_gradients(optimizer, model, gradients)
+            return loss
+
+        model = nnx.Linear(4, 4, rngs=rngs())
+        assert check(step, *optimizer_of(model, rule), numbers((2, 4)), nesting="jit").ok
+        return made[0]
+
+    assert traces(optax.adam(1e-3)) == traces(optax.sgd(1e-3))

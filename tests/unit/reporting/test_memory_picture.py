@@ -45,6 +45,12 @@ def test_the_columns_are_the_live_bytes_by_kind_and_the_bars_the_buffers_at_the_
     assert (picture.total, picture.live, picture.peak_at) == (180, 180, 6)
 
 
+def test_a_buffer_of_less_than_a_hundredth_of_the_peak_has_no_bar():
+    small, large = (Live(size, "temporary", 6, 7) for size in (1, 2))
+    picture = Picture.of(memory(ARGUMENT, LATE, small, large))  # 183 bytes
+    assert [bar.bytes for bar in picture.bars] == [80, 2]
+
+
 @pytest.mark.parametrize("temporaries, drawn", [(80, True), (64, True), (63, False), (100, True), (101, False)])
 def test_there_is_none_where_the_buffers_do_not_add_up_to_about_the_peak(temporaries, drawn):
     """180 bytes are alive."""
