@@ -69,7 +69,8 @@ def emptied(
     Raises `RunFromCold` for one that the body fills on purpose, where it can run again ``from_cold``.
     """
     before, made = len(put_back), [made for made in made_caches(found) if any(map(leads_to_arrays, made.values))]
-    possible = list(possible_caches(found, {id(leaf) for leaf in jax.tree.leaves(subject.state)}))
+    state = {id(graph.variable_value(variable)) for _, variable in graph.variables(subject.state)}
+    possible = list(possible_caches(found, state))
     warm = {*(each.path for each in made), *(place.name for place in possible)}
     if left_cold := known.get(("cold", subject.name), frozenset()) - warm:
         known["cold", subject.name], known["left cold", subject.name] = frozenset(), left_cold
