@@ -47,7 +47,7 @@ class Remembered:
         self._layers: list[Contents] = []
         self._namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self.fillings: list[Filling] = []
-        """Those of the fixtures that are set up, the newest last."""
+        """The entries that the fixtures which are set up have filled, the newest last."""
         self.fixtures: set[str] = set()
         """The names of the fixtures of the test that runs: what others filled is not there in a fresh process that runs this test alone."""
 
