@@ -416,7 +416,7 @@ class Purpose:
     fixtures: Mapping[str, tuple[Code, ...]]
     """The fixtures of the test, and what each calls."""
     setups: tuple[Code, ...]
-    """What prepares it beside fixtures, and what that calls."""
+    """Other code that prepares the test, and what it calls."""
     imported: tuple[Code, ...]
     """The functions that the top-level code of modules calls, and what they call."""
     left_cold: frozenset[str]
