@@ -49,7 +49,7 @@ class Setup:
         """Functions that put back what was in the caches, where nothing else is there by then."""
 
     def filling(self) -> Filling:
-        """What it has filled by now, relative to a fresh process."""
+        """Collect the entries that it has filled by now, relative to a fresh process."""
         found = walk(self._roots)
         filled: dict[tuple[int, int], tuple[Any, Entries]] = {}
         for made in self._made(found):
