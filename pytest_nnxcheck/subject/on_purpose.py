@@ -40,7 +40,7 @@ STORES = frozenset(("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME"))
 
 
 class InstanceOf(NamedTuple):
-    """An object of which no more than the class is known."""
+    """An object that is known by its class alone."""
 
     cls: type
 
