@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import jax
 
-from pytest_nnxcheck.compat import frames, graph, refusals, targets
+from pytest_nnxcheck.compat import backend, graph, refusals, targets
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
@@ -204,9 +204,10 @@ def profile_of(call: Call) -> Profile:
         return known.profile
     call.announce(known=False)
     before = call.originals.walk
-    with subject.undone(subject.state, before) as left, frames.devices_asked(on=bool(target)) as lines:
+    asked = backend.asked() if target else contextlib.nullcontext(())
+    with subject.undone(subject.state, before) as left, asked as lines:
         facts = profile(subject, before)
-    known.notes = tuple(Fact("asks for devices", target, line) for line in lines)
+    known.asked = tuple(lines)
     if left:
         raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
     known.profile = facts
@@ -293,7 +294,8 @@ def look(seen: Seen, reason: Reason) -> Seen:
     else:
         call.example.require_values(call.subject)
         memory = "memory" in call.settings.invariants
-        on_targets = OnTargets(call.settings.target, call.memo.on_targets, call.profile.copied_bytes if memory else 0)
+        copied, asks = call.profile.copied_bytes if memory else 0, bool(call.known.asked)
+        on_targets = OnTargets(call.settings.target, call.memo.on_targets, copied, asks)
         targets = on_targets.all if reason == "on targets" or is_for_targets(call) else None
         how = How(copies=memory, alone=reason in ("own program", "on targets"), targets=targets)
     observation = observe(call, call.nesting, how)
@@ -471,7 +473,12 @@ def judged_outcome(seen: Seen) -> Outcome:
     """The verdict on a nesting, the figures, and their explanation."""
     ran, judgement = seen.ran, seen.judgement
     call, observation, bound = ran.call, ran.observation, ran.bound
-    notes: tuple[Note, ...] = (*call.known.notes, *of_targets(observation), *unasserted(ran))
+    notes: tuple[Note, ...] = (
+        *call.known.notes,
+        *of_targets(observation),
+        *of_lines(call, observation),
+        *unasserted(ran),
+    )
     call.known.notes = tuple(dict.fromkeys(notes))
     return Outcome(
         nesting=call.nesting,
@@ -580,6 +587,18 @@ def of_targets(observation: Observation) -> Iterator[Fact]:
             continue
         if on.peak > max(MUCH_MORE * held.peak, LITTLE):
             yield Fact("peak on target", (on.target,), peaks=(on.peak, held.peak))
+
+
+def of_lines(call: Call, observation: Observation) -> Iterator[Fact]:
+    """The lines that asked jax what they run on, with the answers that they got for targets, or with the targets that they did not ask for."""
+    judged = [on for on in observation.targets if not on.left_out]
+    lines = dict.fromkeys([*call.known.asked, *(line for on in judged for line, _ in on.answered)]) if judged else ()
+    for line in lines:
+        answers = {on.target: dict(on.answered).get(line, "") for on in judged}
+        if told := tuple(f"{answer} on {target}" for target, answer in answers.items() if answer):
+            yield Fact("answered", told, line)
+        if kept := tuple(target for target, answer in answers.items() if not answer):
+            yield Fact("asks for devices", kept, line)
 
 
 # --- other ends

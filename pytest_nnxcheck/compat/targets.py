@@ -1,7 +1,6 @@
 """Compile programs for absent chips, with the compilers that come as wheels: libtpu, and the CUDA plugin of jax.
 
-`jax.export` lowers an existing trace for another platform, and names no device: the user's Python does not run again, and constraints
-on a mesh of CPU devices follow. All of it is public API of jax. Tried on jax 0.5.3, 0.6.2, 0.10.2 and 0.12.0.1.
+`jax.export` lowers an existing trace for another platform, and names no device: constraints on a mesh of CPU devices follow. All of it is public API of jax. Tried on jax 0.5.3, 0.6.2, 0.10.2 and 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import jax.export
 import numpy as np
 
 from pytest_nnxcheck.compat.arrays import HOST_MEMORY, active_mesh
+from pytest_nnxcheck.compat.backend import Machine
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.core.chips import HOST, SHARE, Chip, Target, sizes_of
@@ -90,6 +90,11 @@ def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
         return None
     devices = max((each.device_set for each in shardings), key=len, default=())
     return jax.sharding.Mesh(np.array([*devices]), ("devices",)) if len(devices) > 1 else None
+
+
+def machine_of(target: Target) -> Machine:
+    """The machine that a program runs on, as jax answers for it there. Raises `CheckError` with the compiler's words."""
+    return Machine("gpu" if target.chip.gpu else "tpu", _devices(target)[: target.devices])
 
 
 def limit_of(chip: Chip) -> tuple[int, float]:

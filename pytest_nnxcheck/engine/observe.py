@@ -8,6 +8,7 @@ The program of a jit outside is compiled for its memory, and run. That of a subj
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import flax_modes, staging
+from pytest_nnxcheck.compat import backend, flax_modes, staging
 from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, is_ref, value_of
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms, cached_compiles, to_the_end
 from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
@@ -54,8 +55,8 @@ class How:
     """Measure the copies of the state in the program."""
     alone: bool = False
     """Compile a program of its own, and share none that has the same text: its buffers name its own lines."""
-    targets: Callable[[Program], tuple[OnTarget, ...]] | None = None
-    """Compiles the program for targets as well."""
+    targets: Callable[[Program, OnMachine], tuple[OnTarget, ...]] | None = None
+    """Compiles the program for targets as well, or what it is on their machines."""
     unfused: bool = False
     """Compile what was ``traced``, fuse no operations of it, and run that."""
 
@@ -123,7 +124,8 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
 
     def execute(staged: staging.StagedJit) -> Any:
         program = measured(root, parameters, staged, call.memo.shared_programs, how)
-        program = program if how.targets is None else replace(program, targets=how.targets(program))
+        if how.targets is not None:
+            program = replace(program, targets=how.targets(program, functools.partial(on_machine, root, program)))
         programs.append(with_addresses(program) if subject.abstract else program)
         return programs[-1].outputs if subject.abstract else staged.run(program.compiled)
 
@@ -436,6 +438,37 @@ class Program:
         return replace(leaf, pointers=(self.addresses[id(array)],)) if has_address else leaf
 
 
+OnMachine = Callable[[backend.Machine], tuple["Program", dict[str, str]]]
+"""See `on_machine`."""
+
+
+def on_machine(root: Root, program: Program, machine: backend.Machine) -> tuple[Program, dict[str, str]]:
+    """The program as it is traced on another machine, whose figures stay those of the CPU's, and the lines that ask for the machine, with their answers.
+
+    Raises what the user's code raises there. Nothing of it runs.
+    """
+    subject, found = root.subject.for_run(), list[staging.StagedJit]()
+    there = replace(root, subject=subject)
+
+    def stop(staged: staging.StagedJit) -> Any:
+        found.append(staged)
+        raise Stopped
+
+    nested = compose(subject, root.profile, root.nesting, Guards(subject), there.jit(stop))
+    with subject.undone(subject.state), backend.asked(machine) as lines:
+        _, error = to_the_end(nested, *there.handed(subject.fresh()))
+    if error is not None and not found:
+        raise error
+    return replace(program, staged=found[0], traced=traced_program(there, found[0])), lines
+
+
+def traced_program(root: Root, staged: staging.StagedJit) -> TracedProgram:
+    """The traced program of a root."""
+    outputs, returned = root.outputs(len(staging.open_jaxpr(staged.traced.jaxpr).outvars))
+    arguments = jax.tree.leaves(staged.arguments)
+    return TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, outputs=outputs, returned=returned)
+
+
 def measured(
     root: Root,
     parameters: tuple[str, ...],
@@ -446,12 +479,10 @@ def measured(
     """Compile the program of a root, or take one of ``programs`` that has the same text, and read it: ``parameters`` names those that are the state."""
     label = root.subject.label
     names = (*parameters, *root.subject.input_names)
-    compiled = programs.compiled(staged.lowered, alone=how.alone)
+    compiled = programs.compiled(staged.traced.lower(), alone=how.alone)
     if label not in compiled.read:
         compiled.read[label] = buffers.read(compiled.program, subject=label)
-    memory, arguments = compiled.read[label].with_names(names), jax.tree.leaves(staged.arguments)
-    outputs, returned = root.outputs(len(staging.open_jaxpr(staged.traced.jaxpr).outvars))
-    traced = TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, outputs=outputs, returned=returned)
+    memory, traced = compiled.read[label].with_names(names), traced_program(root, staged)
 
     def split_of(jitted: Any) -> Split:
         return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))

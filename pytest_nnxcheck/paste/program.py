@@ -31,7 +31,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat import arrays, flax_modes, graph
-from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
+from pytest_nnxcheck.compat.targets import effort_options, machine_of, options_for, topology
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
@@ -93,7 +93,13 @@ def compose(
         "\n".join(f"# {one_line(line)}".rstrip() for line in head.splitlines()),
         "from __future__ import annotations" if copied.future else "",
         "\n".join(environment([*copied.folders], look.on)),
-        "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
+        "\n".join(
+            [
+                *sorted(line for line in imports if not line.startswith("from")),
+                *answers(look.on),
+                *sorted(line for line in imports if line.startswith("from")),
+            ]
+        ),
         # The settings of jax that change what a program computes.
         "\n".join(
             f"jax.config.update({name!r}, {getattr(jax.config, name)!r})"
@@ -139,6 +145,18 @@ def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
             yield f'os.environ |= {{"XLA_FLAGS": {flags}, "JAX_NUM_CPU_DEVICES": "{count}"}}'
     if folders:
         yield f"sys.path[:0] = {folders!a}"
+
+
+def answers(on: OnTarget | None) -> Iterator[str]:
+    """The lines that give the user's code the answers of a target, if it asks jax what it runs on: what it imports by name comes after them."""
+    if on is None or not on.answered:
+        return
+    machine = machine_of(parse_target(on.target))
+    device = {"platform": machine.platform, "device_kind": machine.devices[0].device_kind}
+    yield f"# The code asks jax what it runs on, and gets the answers of {on.target}."
+    yield f"jax.default_backend = lambda: {machine.platform!r}"
+    yield f"jax.devices = jax.local_devices = lambda *_, **__: [type('Device', (), {device})()] * {len(machine.devices)}"
+    yield f"jax.device_count = jax.local_device_count = lambda *_, **__: {len(machine.devices)}"
 
 
 def ending(call: PastedCall, usage: Usage) -> Iterator[str]:

@@ -221,16 +221,6 @@ def test_what_cannot_be_lowered_for_a_target_is_left_out_with_a_reason():
     )
 
 
-def test_code_that_asks_for_the_devices_is_noted():
-    def branches(model, x):
-        return model(x) if jax.default_backend() == "cpu" else x
-
-    report = checked(branches, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)))
-    (note,) = (each for each in report.notes if "jax.default_backend() at " in each)
-    assert "test_on_targets.py:" in note
-    assert "v5e, h100" in note
-
-
 def test_a_far_larger_peak_is_noted():
     report = checked(Padded((64, 64, 8, 8, 6)), jnp.ones(()))
     assert any(note.startswith("the un-nested peak on v5e is ") for note in report.notes), report.notes

@@ -37,7 +37,7 @@ def test_this_file_passes_on_eight_devices():
     command += ["--nnx-target", "v5e,h100", __file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"27 passed, 1 skipped", done.stdout), done.stdout
+    assert re.search(r"28 passed, 1 skipped", done.stdout), done.stdout
 
 
 class MLP(nnx.Module):
@@ -62,6 +62,13 @@ class Constrained(MLP):
 
     def between(self, y):
         return jax.lax.with_sharding_constraint(y, NamedSharding(self.mesh, P(None, "model")))
+
+
+class Asking(Constrained):
+    """Names it where this is no CPU."""
+
+    def between(self, y):
+        return y if jax.devices()[0].platform == "cpu" else super().between(y)
 
 
 class Mapped(MLP):
@@ -118,6 +125,18 @@ def test_a_sharded_model_is_judged_on_a_slice(form, target):
     assert (there.donated, there.lost, there.lost_too) == (2, (), 0)
     # A piece of the state, the batch and its result, and of the hidden values no more than the whole.
     assert STATE // DEVICES <= there.peak <= 1.25 * (STATE // DEVICES + 2 * BATCH * WIDTH * 4 + 2 * BATCH * HIDDEN * 4)
+
+
+@on_eight_devices
+def test_a_model_that_names_its_mesh_on_chips_alone_is_judged_as_on_chips():
+    with jax.set_mesh(made := mesh("Auto")):
+        peaks = set()
+        for form in (Asking, Constrained):
+            report = check(form(made, nnx.Rngs(0)), jnp.ones((BATCH, WIDTH)), nesting="jit", target="v5e", devices=8)
+            peaks.add(report.outcomes[0].evidence.targets[0].peak)
+            asked = [note for note in report.notes if "asked jax.devices(): answered 8 of TPU v5 lite" in note]
+            assert bool(asked) == (form is Asking)
+    assert len(peaks) == 1
 
 
 def constrains(model, x):

@@ -38,6 +38,21 @@ def test_fits_gpu(nnx_wrap):
     model = nnx.eval_shape(lambda: nnx.Linear(ROWS, 8000, rngs=rngs()))
     nnx_wrap(model)(jax.ShapeDtypeStruct((8, ROWS), jnp.float32))
 
+class Branching(nnx.Module):
+    # What the CPU runs needs one row.
+    def __init__(self):
+        self.w = nnx.Param(jnp.zeros(70_000))
+
+    def __call__(self, x):
+        rows = self.w[...] if jax.default_backend() == CHIP else self.w[:1]
+        return jnp.sort(rows[:, None] * self.w[...] * x, axis=0)[0]
+
+CHIP = "tpu"
+
+@marked(target="v5e")
+def test_branch(nnx_wrap):
+    nnx_wrap(nnx.eval_shape(Branching))(jax.ShapeDtypeStruct((), jnp.float32))
+
 SHAPE = (64, 64, 8, 8, 3)
 
 class Kernel(nnx.Module):
@@ -91,6 +106,7 @@ def test_lost(nnx_wrap):
     nnx_wrap(flatten)(Two())
 """
 MENDED = {
+    "test_branch": ('CHIP = "tpu"', 'CHIP = "gpu"'),
     "test_fits_tpu": ("ROWS = 1 << 22", "ROWS = 1 << 10"),
     "test_fits_gpu": ("ROWS = 1 << 22", "ROWS = 1 << 10"),
     "test_budget": ("SHAPE = (64, 64, 8, 8, 3)", "SHAPE = (48, 128, 128)"),
@@ -98,6 +114,7 @@ MENDED = {
     "test_lost": (".reshape(-1)", ""),
 }
 SAYS = {
+    "test_branch": "the program does not fit a v5e: it needs more than 15.75 GiB",
     "test_fits_tpu": "the program does not fit a v5e: it needs more than 15.75 GiB",
     "test_fits_gpu": "the program does not fit an h100: peak 125",
     "test_budget": "peak 12.00 MiB on v5e is over the budget of 8.6 MiB",
