@@ -30,7 +30,7 @@ ROWS = {
     "the new value is read": (None, lambda w, x: ((new := w.at[3].set(x)), new.sum())),
     "handed back": (None, lambda w, x: (BARRIER(w), w.sum())),
     "handed to a barrier, and to nothing else": (None, lambda w, x: (w.at[3].set(x), (x, BARRIER(w))[0])),
-    "handed through a remat, and then written": (None, lambda w, x: ((both := jax.checkpoint(lambda w: (w, w.sum()))(w))[0].at[3].set(x), both[1])),
+    "handed through a remat, and then written": ("read, then written", lambda w, x: ((both := jax.checkpoint(lambda w: (w, w.sum()))(w))[0].at[3].set(x), both[1])),
     "made anew, and read in no order": (None, lambda w, x: (jnp.tanh(w), w @ x)),
     "made anew": ("old and new at once", lambda w, x: ((new := jnp.tanh(w)), (new - w).sum())),
     "made anew, read by what the new one gave": ("old and new at once", lambda w, x: ((new := jnp.tanh(w)), w @ (new @ x))),
