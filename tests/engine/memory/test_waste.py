@@ -99,6 +99,26 @@ def test_a_leaf_in_another_dtype_counts_where_it_is_wider_or_a_loop_needs_it():
     )
 
 
+def loops_over(w):
+    return jax.lax.scan(lambda h, w: (h + w, None), jnp.zeros(4, w.dtype), w)[0]
+
+
+INNER = {
+    "cast in one jit, taken by a loop in another": ("cast for a loop", lambda w: jax.jit(loops_over)(jax.jit(lambda w: w.astype(jnp.bfloat16))(w))),
+    "reversed in a jit in a jit": ("reordered", lambda w: loops_over(jax.jit(jax.jit(lambda w: w[::-1]))(w))),
+    "transposed in a remat": ("reordered", lambda w: loops_over(jax.checkpoint(lambda w: w.T)(w))),
+    "two calls of one function, of which the second is the leaf": ("reordered", lambda w: (f := jax.jit(lambda w: w[::-1]), loops_over(f(w * 2) + 1), loops_over(f(w)))[1:]),
+    "reversed and computed on": (None, lambda w: loops_over(jax.jit(lambda w: w[::-1] * 2)(w))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_a_leaf_is_followed_through_inner_calls(name):
+    operation, call = INNER[name]
+    facts = waste(staging.open_jaxpr(jax.make_jaxpr(call)(jnp.ones((4, 4)))), {})
+    assert [fact.operation for fact in facts] == ([operation] if operation else [])
+
+
 def test_part_of_a_leaf_and_what_was_computed_are_no_cast():
     w = jnp.ones((4, 4), jnp.bfloat16)
     assert casts(lambda w: w[0].astype(jnp.float32), w) == []
