@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import jax
 
-from pytest_nnxcheck.compat import frames, graph, refusals, targets
+from pytest_nnxcheck.compat import backend, graph, refusals, targets
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import JIT, REF, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
@@ -22,6 +22,7 @@ from pytest_nnxcheck.core.ledger import ledger
 from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
 from pytest_nnxcheck.core.notes import Fact, Mapped, Note, RaisedUnNested, ValueAsked
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.settings import Settings
@@ -204,9 +205,10 @@ def profile_of(call: Call) -> Profile:
         return known.profile
     call.announce(known=False)
     before = call.originals.walk
-    with subject.undone(subject.state, before) as left, frames.devices_asked(on=bool(target)) as lines:
+    asked = backend.asked() if target else contextlib.nullcontext(())
+    with subject.undone(subject.state, before) as left, asked as lines:
         facts = profile(subject, before)
-    known.notes = tuple(Fact("asks for devices", target, line) for line in lines)
+    known.asked = tuple(lines)
     if left:
         raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
     known.profile = facts
@@ -293,7 +295,8 @@ def look(seen: Seen, reason: Reason) -> Seen:
     else:
         call.example.require_values(call.subject)
         memory = "memory" in call.settings.invariants
-        on_targets = OnTargets(call.settings.target, call.memo.on_targets, call.profile.copied_bytes if memory else 0)
+        copied, asks = call.profile.copied_bytes if memory else 0, bool(call.known.asked)
+        on_targets = OnTargets(call.settings.target, call.memo.on_targets, copied, asks)
         targets = on_targets.all if reason == "on targets" or is_for_targets(call) else None
         how = How(copies=memory, alone=reason in ("own program", "on targets"), targets=targets)
     observation = observe(call, call.nesting, how)
@@ -399,6 +402,8 @@ def outcome_of(seen: Seen) -> Checked:  # noqa: C901, PLR0912 - a table, a row e
                     "tracers to the invariants"
                 )
             return Checked(None, violated(seen))
+        case Exception() if refusals.is_of_platform(error) and not judgement.violations:
+            return refused_here(call, error, observation.targets)
         case Exception() if seen.in_arrays and call.subject.in_refs and not inside:
             # In the mode that puts the state there, nothing is checked if a jit alone raises.
             return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
@@ -471,7 +476,12 @@ def judged_outcome(seen: Seen) -> Outcome:
     """The verdict on a nesting, the figures, and their explanation."""
     ran, judgement = seen.ran, seen.judgement
     call, observation, bound = ran.call, ran.observation, ran.bound
-    notes: tuple[Note, ...] = (*call.known.notes, *of_targets(observation), *unasserted(ran))
+    notes: tuple[Note, ...] = (
+        *call.known.notes,
+        *of_targets(observation),
+        *of_lines(call, observation),
+        *unasserted(ran),
+    )
     call.known.notes = tuple(dict.fromkeys(notes))
     return Outcome(
         nesting=call.nesting,
@@ -573,6 +583,10 @@ def not_moved(ran: Ran) -> tuple[str, ...]:
 def of_targets(observation: Observation) -> Iterator[Fact]:
     """Targets that could not compile the program, and those on which the un-nested program needs far more than on the CPU."""
     held = observation.memory
+    if observation.refused:
+        yield Fact(
+            "on targets alone", tuple(on.target for on in observation.targets if not on.left_out), observation.refused
+        )
     for on in observation.targets:
         if on.left_out:
             yield Fact("left out on target", (on.target,), on.left_out)
@@ -582,12 +596,32 @@ def of_targets(observation: Observation) -> Iterator[Fact]:
             yield Fact("peak on target", (on.target,), peaks=(on.peak, held.peak))
 
 
+def of_lines(call: Call, observation: Observation) -> Iterator[Fact]:
+    """The lines that asked jax what they run on, with the answers that they got for targets, or with the targets that they did not ask for."""
+    judged = [on for on in observation.targets if not on.left_out]
+    lines = dict.fromkeys([*call.known.asked, *(line for on in judged for line, _ in on.answered)]) if judged else ()
+    for line in lines:
+        answers = {on.target: dict(on.answered).get(line, "") for on in judged}
+        if told := tuple(f"{answer} on {target}" for target, answer in answers.items() if answer):
+            yield Fact("answered", told, line)
+        if kept := tuple(target for target, answer in answers.items() if not answer):
+            yield Fact("asks for devices", kept, line)
+
+
 # --- other ends
 
 
 def left_out(call: Call, misfit: Misfit) -> Checked:
     """The outcome of a nesting that cannot take the call."""
     return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
+
+
+def refused_here(call: Call, error: Exception, asked: tuple[OnTarget, ...]) -> Checked:
+    """The outcome of a nesting whose program this platform cannot lower, nor any target that was ``asked``."""
+    why = "; ".join(f"not checked on {on.target}: {on.left_out}" for on in asked)
+    misfit = Misfit("platform", why or "name a target that can, --nnx-target", other=first_line(error))
+    evidence = Evidence(targets=asked) if asked else None
+    return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit, evidence=evidence))
 
 
 def raises_in_refs(seen: Seen) -> bool:

@@ -1,4 +1,4 @@
-"""Frames of Python in jax and flax: the transform that a frame is, its caller, and the lines that ask for the devices.
+"""Frames of Python in jax and flax: the transform that a frame is, and its caller.
 
 They explain a failure and decide none. There is no public way to ask what a frame is: names of functions, many of them private, are
 read by profiling hooks. Tried on all versions.
@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
-from unittest import mock
-
-import jax
 
 from pytest_nnxcheck.compat.owner import is_of_jax_or_flax, of_frame, owner
-from pytest_nnxcheck.core.text import near
 
 _TRACES_JITTED = "cache_miss"
 
@@ -50,34 +45,6 @@ _CALLED = {
     **{f"{name}.__call__": name for name in CUSTOM_RULES},
 }
 """The transforms, by the functions that a user's code calls."""
-
-_DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "default_backend")
-"""The functions of jax that code calls to branch on the device."""
-
-
-@contextlib.contextmanager
-def devices_asked(*, on: bool) -> Iterator[dict[str, None]]:
-    """Collect the user's lines that ask jax for its devices or its backend for a while: ``jax.devices() at path:line``.
-
-    jax is not touched unless it is ``on``.
-    """
-    lines: dict[str, None] = {}
-    noted = {name: _noted(name, lines) for name in _DEVICES if on}
-    with mock.patch.multiple(jax, **noted) if on else contextlib.nullcontext():
-        yield lines
-
-
-def _noted(name: str, lines: dict[str, None]) -> Any:
-    function = getattr(jax, name)
-
-    @functools.wraps(function)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1)
-        if not is_of_jax_or_flax(caller):
-            lines[f"jax.{name}() at {near(caller.f_code.co_filename)}:{caller.f_lineno}"] = None
-        return function(*args, **kwargs)
-
-    return noted
 
 
 def transforms_by_itself(frame: FrameType) -> bool:

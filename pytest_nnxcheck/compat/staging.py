@@ -70,20 +70,18 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class StagedJit:
-    """A jitted function, called with arguments: its trace, and the program that jax lowered for them."""
+    """A jitted function, called with arguments, and its trace for them."""
 
     jitted: Any
     arguments: tuple[Any, ...]
     traced: Any
-    """A `jax.stages.Traced`."""
-    lowered: Any
-    """A `jax.stages.Lowered`."""
+    """A `jax.stages.Traced`, which another platform may be able to lower alone."""
 
     @property
     def donated(self) -> tuple[bool, ...]:
         """True for each flat argument that is donated; empty for a program that captures a `jax.Ref`, whose arguments jax cannot list."""
         try:
-            return tuple(info.donated for info in jax.tree.leaves(self.lowered.args_info))
+            return tuple(info.donated for info in jax.tree.leaves(self.traced.args_info))
         except ValueError:  # "Too many leaves for PyTreeDef"
             return ()
 
@@ -101,7 +99,7 @@ class StagedJit:
 def staged_jit(
     wrapper: Callable[..., Any], f: Callable[..., Any], run: Callable[[StagedJit], Any], **options: Any
 ) -> Any:
-    """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces and lowers once, and returns the result of ``run`` for that.
+    """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces once, and returns the result of ``run`` for that.
 
     `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its result hides the abstract outputs: the `jax.jit` inside it is staged
     instead. All versions.
@@ -109,8 +107,7 @@ def staged_jit(
 
     def stage(jitted: Any) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            traced = jitted.trace(*args)
-            return run(StagedJit(jitted, args, traced, traced.lower()))
+            return run(StagedJit(jitted, args, jitted.trace(*args)))
 
         return call
 

@@ -1,7 +1,6 @@
 """Compile programs for absent chips, with the compilers that come as wheels: libtpu, and the CUDA plugin of jax.
 
-`jax.export` lowers an existing trace for another platform, and names no device: the user's Python does not run again, and constraints
-on a mesh of CPU devices follow. All of it is public API of jax. Tried on jax 0.5.3, 0.6.2, 0.10.2 and 0.12.0.1.
+`jax.export` lowers an existing trace for another platform, and names no device: constraints on a mesh of CPU devices follow. All of it is public API of jax. Tried on jax 0.5.3, 0.6.2, 0.10.2 and 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import jax.export
 import numpy as np
 
 from pytest_nnxcheck.compat.arrays import HOST_MEMORY, active_mesh
+from pytest_nnxcheck.compat.backend import Machine
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.core.chips import HOST, SHARE, Chip, Target, sizes_of
@@ -92,6 +92,11 @@ def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
     return jax.sharding.Mesh(np.array([*devices]), ("devices",)) if len(devices) > 1 else None
 
 
+def machine_of(target: Target) -> Machine:
+    """The machine that a program runs on, as jax answers for it there. Raises `CheckError` with the compiler's words."""
+    return Machine("gpu" if target.chip.gpu else "tpu", _devices(target)[: target.devices])
+
+
 def limit_of(chip: Chip) -> tuple[int, float]:
     """The bytes of a chip that a program may use, and their share of its memory."""
     if not chip.gpu:
@@ -138,7 +143,16 @@ def lowered_on(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=put, weak_type=getattr(leaf, "weak_type", False))
 
     leaves, tree = jax.tree.flatten(arguments)
-    program = jax.export.export(jitted, platforms=[platform])(*arguments)
+    try:
+        program = jax.export.export(jitted, platforms=[platform])(*arguments)
+    except ValueError as error:
+        if "compatibility guarantees" not in str(error):
+            raise
+        # It is to be compiled at once, by this very version.
+        text = jitted.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+        names = {*re.findall(r"custom_call @([\w.$]+)", text)}
+        unchecked = [*map(jax.export.DisabledSafetyCheck.custom_call, names)]
+        program = jax.export.export(jitted, platforms=[platform], disabled_checks=unchecked)(*arguments)
 
     def call(*leaves: Any) -> Any:
         return jax.tree.leaves(program.call(*jax.tree.unflatten(tree, leaves)))

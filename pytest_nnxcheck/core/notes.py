@@ -181,7 +181,7 @@ FactKind = Literal[
     "decided by rounding", "decided by fusion", "many equations", "number",
     "values are kept", "converted", "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
-    "peak on target", "left out on target", "nothing on target", "asks for devices", "leaked", "made anew", "lost in copies", "beside references", "nothing in references", "written twice",
+    "peak on target", "left out on target", "nothing on target", "asks for devices", "answered", "on targets alone", "leaked", "made anew", "lost in copies", "beside references", "nothing in references", "written twice",
 ]  # fmt: skip
 
 
@@ -226,7 +226,9 @@ FACTS: dict[FactKind, str] = {
     "peak on target": "the un-nested peak on {some} is {times} times the CPU's: {peaks}",
     "left out on target": "not checked on {all}: {of}",
     "nothing on target": "no program was compiled for {all}: {of}",
-    "asks for devices": "{of} is asked while the call is traced, and answers with what jax has here: on {all} another branch may run",
+    "asks for devices": "{of} once, and the code keeps the answer, which is the CPU's: on {all} another branch may run",
+    "answered": "{of}: answered {all}",
+    "on targets alone": "judged on {all} alone, since this CPU cannot lower the program: {of}",
 }
 """The sentences of facts; `Fact.words` fills in the braces."""
 

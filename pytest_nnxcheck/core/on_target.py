@@ -46,6 +46,8 @@ class OnTarget:
     """Bytes in the memory of the host, which ``peak`` does not count."""
     left_out: str = ""
     """The reason why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
+    answered: tuple[tuple[str, str], ...] = ()
+    """The lines that asked jax what they run on, each with the answer that it got in place of the CPU's: ``("model.py:12 asked jax.default_backend()", '"tpu"')``."""
     effort: str = ""
     """The effort that the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
     wheel: str = ""

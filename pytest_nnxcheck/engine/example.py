@@ -45,7 +45,9 @@ class Known:
     profile: Profile | None = None
     un_nested: UnNested | None = None
     notes: tuple[Note, ...] = ()
-    """Notes that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
+    """Notes that its nestings bring up: programs on targets, tracers that nobody asserts."""
+    asked: tuple[str, ...] = ()
+    """The lines that ask jax what they run on: ``model.py:12 asked jax.default_backend()``. Known where a target is named."""
     found: dict[Any, Any] = field(default_factory=dict)
     """Further facts, by their kind: see `Call.once`."""
 

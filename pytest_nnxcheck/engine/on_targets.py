@@ -1,4 +1,6 @@
-"""One program on each target: lowered from the trace that is there, compiled, and read. Nothing runs there, and nothing of the user's runs again.
+"""One program on each target: lowered from the trace that is there, compiled, and read. Nothing runs there.
+
+A call that asks jax what it runs on is traced once more, with the answers of the target.
 
 The facts that are read are kept, in the process and between runs. jax's own cache cannot read a program for a chip that is not there, so the facts are
 kept, not the program: some 600 bytes, for a second of compiling.
@@ -26,8 +28,9 @@ from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.peak import SHOWN, Split, by_line, least_copy
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call
-from pytest_nnxcheck.engine.observe import Program
+from pytest_nnxcheck.engine.observe import OnMachine, Program
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import copies_in
 from pytest_nnxcheck.kept import Folder, Kept
@@ -62,15 +65,15 @@ class Donation:
     names: dict[int, str]
     """Their names, by their numbers among the arguments. An empty leaf has no buffer to donate."""
     lost: frozenset[int]
-    """The numbers of the leaves that lose their buffer on the CPU."""
+    """The numbers of the leaves that lose their buffer on the CPU; none where that refuses the program."""
 
     @classmethod
     def of(cls, program: Program) -> Donation:
-        """The donation of a program which was compiled for the CPU."""
+        """The donation of a program."""
         names, arguments = dict(enumerate(program.names)), program.traced.arguments
         donated = {number: names.get(number, "") for number in program.traced.donated if arguments[number].size}
-        kept = aliases(program.compiled.program) or {}
-        return cls(donated, frozenset(donated.keys() - {*kept.values()}))
+        kept = donated if program.compiled is None else (aliases(program.compiled.program) or {}).values()
+        return cls(donated, frozenset(donated.keys() - {*kept}))
 
     def told(self, on: OnTarget, compiled: Any) -> OnTarget:
         """Add the leaves that lose their buffer in the program compiled for a target."""
@@ -135,22 +138,28 @@ class OnTargets:
     """Results for the programs of one test, by the text of the program and all else that decides them."""
     state: int
     """Bytes of one copy of the state; 0 where copies are not looked for."""
+    asks: bool = False
+    """True if the call asks jax what it runs on, so that it may be another program on each target."""
 
-    def all(self, program: Program) -> tuple[OnTarget, ...]:
+    def all(self, program: Program, on_machine: OnMachine) -> tuple[OnTarget, ...]:
         """Collect what each target says of a program; nothing if the program has a parameter that nobody passes.
 
         Raises `CheckError` where a named slice has another size.
         """
         if program.traced.hoisted:
             return ()
-        return tuple(self._one(parse_target(word), program) for word in self.words)
+        return tuple(self._one(parse_target(word), program, on_machine) for word in self.words)
 
-    def _one(self, named: Target, program: Program) -> OnTarget:
+    def _one(self, named: Target, program: Program, on_machine: OnMachine) -> OnTarget:
         started = time.perf_counter()
         said = OnTarget(str(named), wheel=wheels.versions(named.chip.compiler), state=self.state)
         try:
-            mesh = targets.mesh_of(program.traced.arguments, program.compiled.program)
-            said = self._compiled(said, targets.target_of(named, mesh), mesh, program)
+            mesh = targets.mesh_of(program.traced.arguments, program.compiled and program.compiled.program)
+            target = targets.target_of(named, mesh)
+            if self.asks:
+                program, answered = _there(target, on_machine)
+                said = replace(said, answered=tuple(answered.items()))
+            said = self._compiled(said, target, mesh, program)
         except targets.LeftOut as error:
             calls_back = (
                 "the program calls Python code while it runs: " if flow.calls_back(program.traced.jaxpr) else ""
@@ -162,12 +171,13 @@ class OnTargets:
         limit, share = targets.limit_of(target.chip)
         first = DEFAULT if target.chip.gpu else QUICK
         said = replace(said, target=str(target), limit=limit, share=share, effort=first)
-        donation, constants = Donation.of(program), program.memory.constants
+        donation, constants = Donation.of(program), program.memory.constants if program.memory else 0
 
         # What is printed holds no memory, and would be a callback, which jax lowers for no device that is not there.
         traced = replace(program.traced, jaxpr=flow.without_prints(program.traced.jaxpr))
         own: tuple[Any, Any] = program.staged.jitted, program.staged.arguments
-        if program.in_refs or traced.jaxpr is not program.traced.jaxpr:
+        # What was traced on another machine is in no cache of jax.
+        if program.in_refs or self.asks or traced.jaxpr is not program.traced.jaxpr:
             own = staging.jitted_jaxpr(traced.jaxpr, traced.donated, keep_unused=True), traced.arguments
 
         def lower(jitted: Any = own[0], arguments: Any = own[1]) -> Any:
@@ -214,6 +224,15 @@ class OnTargets:
         folder = folder_of_compiles()
         kept = None if folder is None else Folder(folder, "-target.json", _to_bytes, OnTarget.of_json)
         return self.known.recall(key, judge, kept)
+
+
+def _there(target: Target, on_machine: OnMachine) -> tuple[Program, dict[str, str]]:
+    """The program as it is traced on a target, and the lines that asked what it is. Raises `LeftOut` where the call raises there."""
+    machine = targets.machine_of(target)
+    try:
+        return on_machine(machine)
+    except Exception as error:
+        raise targets.LeftOut(f"traced as on {target}, the call raises {first_line(error)}") from error
 
 
 def _to_bytes(on: OnTarget) -> bytes:

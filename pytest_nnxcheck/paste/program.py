@@ -31,7 +31,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat import arrays, flax_modes, graph
-from pytest_nnxcheck.compat.targets import effort_options, options_for, topology
+from pytest_nnxcheck.compat.targets import effort_options, machine_of, options_for, topology
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.nesting import Nesting
@@ -93,7 +93,13 @@ def compose(
         "\n".join(f"# {one_line(line)}".rstrip() for line in head.splitlines()),
         "from __future__ import annotations" if copied.future else "",
         "\n".join(environment([*copied.folders], look.on)),
-        "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
+        "\n".join(
+            [
+                *sorted(line for line in imports if not line.startswith("from")),
+                *answers(look.on),
+                *sorted(line for line in imports if line.startswith("from")),
+            ]
+        ),
         # The settings of jax that change what a program computes.
         "\n".join(
             f"jax.config.update({name!r}, {getattr(jax.config, name)!r})"
@@ -141,6 +147,18 @@ def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
         yield f"sys.path[:0] = {folders!a}"
 
 
+def answers(on: OnTarget | None) -> Iterator[str]:
+    """The lines that give the user's code the answers of a target, if it asks jax what it runs on: what it imports by name comes after them."""
+    if on is None or not on.answered:
+        return
+    machine = machine_of(parse_target(on.target))
+    device = {"platform": machine.platform, "device_kind": machine.devices[0].device_kind}
+    yield f"# The code asks jax what it runs on, and gets the answers of {on.target}."
+    yield f"jax.default_backend = lambda: {machine.platform!r}"
+    yield f"jax.devices = jax.local_devices = lambda *_, **__: [type('Device', (), {device})()] * {len(machine.devices)}"
+    yield f"jax.device_count = jax.local_device_count = lambda *_, **__: {len(machine.devices)}"
+
+
 def ending(call: PastedCall, usage: Usage) -> Iterator[str]:
     """The arguments, then the call, in the mode of flax that the nesting ran in."""
     yield from usage.setup
@@ -161,6 +179,8 @@ class Looks:
 
     on: OnTarget | None = None
     """The target that it compiles for: the first, where the CPU shows nothing."""
+    runs: bool = True
+    """False if the target alone can lower the program."""
     lines: dict[Moment, dict[str, str]] = field(default_factory=dict)
 
     def at(self, moment: Moment) -> dict[str, str]:
@@ -179,7 +199,8 @@ def looks_of(outcome: Outcome, call: PastedCall) -> Looks:
     """The looks of a program; none where the nesting raised an exception of the user's code, and for findings that the plugin alone can see."""
     every = [(each, finding) for each in outcome.violations for finding in each.findings if any(finding.look(call))]
     there = [finding.on for _, finding in every if isinstance(finding, FindingOnTarget)]
-    found, kinds = Looks(there[0] if len(there) == len(every) > 0 else None), set[type]()
+    on = there[0] if len(there) == len(every) > 0 else None
+    found, kinds = Looks(on, runs=on is None or outcome.peak is not None), set[type]()
     for violation, finding in every:
         looks = [*finding.look(call)]
         # The first finding of each kind is enough, but for tracers: a search ends where it finds one of their types.
@@ -193,7 +214,7 @@ def looks_of(outcome: Outcome, call: PastedCall) -> Looks:
             line = f"broken({violation.invariant!r}, {text}, {words})" if moment in ("first", "after") else text
             found.at(moment)[line] = violation.summary
     if found.compiles:
-        made = "STAGED[-1][0].compile(), STAGED[-1][0]"
+        made = "(lowered := STAGED[-1][0].lower()).compile(), lowered"
         if found.on is not None:
             target, effort = parse_target(found.on.target), effort_options(found.on.effort)
             made = f"on_target({topology(target)}, {effort}, {options_for(target.chip)}, *STAGED[-1])"
@@ -305,7 +326,7 @@ def jit_text(call: PastedCall, look: Looks) -> str:
     abstract, donated = call.subject.abstract, call.root.donated_arguments
     options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated else "")
     if abstract or look.compiles:
-        return f"staged(wrapper, f{', types_of' if abstract else ''}{options})"
+        return f"staged(wrapper, f{', types_of' if abstract or not look.runs else ''}{options})"
     return f"wrapper(f{options})"
 
 

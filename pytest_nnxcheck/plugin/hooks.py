@@ -203,15 +203,15 @@ def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, Any, Any]:
     """Note the fixtures of a test, and what they make for several."""
-    isolation.fixture_starts(fixturedef, request.config)
-    value = yield
-    isolation.fixture_made(fixturedef, request.config, value)
+    with isolation.set_up(fixturedef, request) as made:
+        value = yield
+        made(value)
     return value
 
 
 def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
     """Forget what a fixture made."""
-    isolation.fixture_ended(fixturedef, request.config)
+    isolation.ended(fixturedef, request.config)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -241,13 +241,14 @@ def _too_few_devices(item: pytest.Function) -> str:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Run a marked test as a hypothesis test over nestings, outside of hypothesis' own wrapper of this hook."""
     __tracebackhide__ = True
-    if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is None:
-        return (yield)
-    item.stash[IN_BODY] = True
-    try:
-        return (yield from _run_under_nestings(item))
-    finally:
-        item.stash[IN_BODY] = False
+    with isolation.body(item):
+        if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is None:
+            return (yield)
+        item.stash[IN_BODY] = True
+        try:
+            return (yield from _run_under_nestings(item))
+        finally:
+            item.stash[IN_BODY] = False
 
 
 def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:

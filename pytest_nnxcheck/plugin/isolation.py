@@ -16,8 +16,10 @@ from pytest_nnxcheck.core.settings import MARKER
 
 ACTIVE: pytest.StashKey[dict[str, list[Any]]] = pytest.StashKey()
 """The code of the fixtures that are set up, by their names. There only where something is remembered."""
-SHARED: pytest.StashKey[dict[int, Callable[[], None]]] = pytest.StashKey()
-"""Functions that forget what fixtures of a wider scope made, by the ids of the fixtures."""
+SHARED: pytest.StashKey[dict[int, list[Callable[[], None]]]] = pytest.StashKey()
+"""Functions that forget what fixtures made and filled, by the ids of the fixtures."""
+RUNNING: pytest.StashKey[tuple[pytest.Function, contextlib.ExitStack]] = pytest.StashKey()
+"""The test that runs, and what is called when it has ended."""
 
 SETUPS = (
     *("setup_module", "setUpModule", "setup_function", "setup_class", "setUpClass", "setup_method", "setUp"),
@@ -58,40 +60,81 @@ def holds_ours(module: ModuleType) -> bool:
 
 @contextlib.contextmanager
 def prepared(item: pytest.Item) -> Iterator[None]:
-    """Count the body of a test, and the fixtures that are set up by now, to what prepares its calls on purpose."""
+    """Count what runs before the body of a test to what prepares its calls on purpose. Caches of its fixtures get back what was in them."""
     if ACTIVE not in item.config.stash or not isinstance(item, pytest.Function):
         yield
         return
+    from pytest_nnxcheck.subject import after_import
     from pytest_nnxcheck.subject.on_purpose import codes_behind, prepared_by
 
-    handle = getattr(item.function, "hypothesis", None)  # of a test with ``@given``
     holders = (item.module, item.cls, *conftests(item.config))
-    body = [*codes_behind(item.function if handle is None else handle.inner_test)]
     setups = [getattr(holder, name, None) for holder in holders if holder is not None for name in SETUPS]
     active = item.config.stash[ACTIVE]
-    codes = [code for setup in setups for code in codes_behind(setup)]
-    with prepared_by([*codes, *(code for name in item.fixturenames for code in active.get(name, ()))], body):
+    fixtures = {name: active[name] for name in item.fixturenames if name in active}
+    with (
+        prepared_by([code for setup in setups for code in codes_behind(setup)], fixtures),
+        after_import.running(item.fixturenames),
+        contextlib.ExitStack() as put_back,
+    ):
+        item.config.stash[RUNNING] = item, put_back
+        try:
+            yield
+        finally:
+            del item.config.stash[RUNNING]
+
+
+@contextlib.contextmanager
+def body(item: pytest.Item) -> Iterator[None]:
+    """Count the body of a test that runs to what prepares its calls on purpose."""
+    if ACTIVE not in item.config.stash or not isinstance(item, pytest.Function):
+        yield
+        return
+    from pytest_nnxcheck.subject.on_purpose import codes_behind, in_short, prepared_by
+
+    handle = getattr(item.function, "hypothesis", None)  # of a test with ``@given``
+    known = {name: in_short(value) for name, value in {**item.funcargs, "self": item.instance}.items()}
+    codes = codes_behind(item.function if handle is None else handle.inner_test)
+    with prepared_by((), body=[code._replace(known=known) for code in codes]):
         yield
 
 
-def fixture_starts(fixture: pytest.FixtureDef[Any], config: pytest.Config) -> None:
-    """Count a fixture that is about to be set up to what prepares the test that runs."""
-    if ACTIVE in config.stash:
-        from pytest_nnxcheck.subject.on_purpose import PREPARING, codes_behind
+@contextlib.contextmanager
+def set_up(fixture: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Callable[[Any], None]]:
+    """Count a fixture to what prepares the test that runs. Takes what the fixture made, if tests share that.
 
-        config.stash[ACTIVE][fixture.argname] = [*codes_behind(fixture.func)]
-        PREPARING.extend(config.stash[ACTIVE][fixture.argname])
+    It finds the caches that it fills as in a fresh process, where a checked test may use it.
+    """
+    stash = request.config.stash
+    if ACTIVE not in stash or RUNNING not in stash:
+        yield lambda _: None
+        return
+    from pytest_nnxcheck.subject import after_import
+    from pytest_nnxcheck.subject.fixtures import Setup
+    from pytest_nnxcheck.subject.on_purpose import FIXTURES, codes_behind
+
+    item, put_back = stash[RUNNING]
+    codes = stash[ACTIVE][fixture.argname] = [*codes_behind(fixture.func)]
+    FIXTURES[fixture.argname] = codes
+    shared, forget = fixture.scope != "function", list[Callable[[], None]]()
+    setup = None
+    if codes and (shared or item.get_closest_marker(MARKER) is not None or holds_ours(item.module)):
+        arguments = [(name, request.getfixturevalue(name)) for name in fixture.argnames if name != "request"]
+        setup = Setup(fixture.argname, fixture.func, item.function, arguments)
+        for function in setup.put_back:
+            put_back.callback(function)
+
+    def made(value: Any) -> None:
+        if setup is not None:
+            forget.append(after_import.filled(setup.filling()))
+        if shared:
+            forget.append(after_import.also([(fixture.argname, value)]))
+        stash[SHARED][id(fixture)] = forget
+
+    yield made
 
 
-def fixture_made(fixture: pytest.FixtureDef[Any], config: pytest.Config, value: Any) -> None:
-    """Remember an object that tests share as its fixture left it."""
-    if ACTIVE in config.stash and fixture.scope != "function":
-        from pytest_nnxcheck.subject import after_import
-
-        config.stash[SHARED][id(fixture)] = after_import.also([(fixture.argname, value)])
-
-
-def fixture_ended(fixture: pytest.FixtureDef[Any], config: pytest.Config) -> None:
-    """Forget what a fixture made: its objects are not kept alive."""
-    if SHARED in config.stash and (forget := config.stash[SHARED].pop(id(fixture), None)) is not None:
-        forget()
+def ended(fixture: pytest.FixtureDef[Any], config: pytest.Config) -> None:
+    """Forget what a fixture made and filled: its objects are not kept alive."""
+    if SHARED in config.stash:
+        for forget in config.stash[SHARED].pop(id(fixture), ()):
+            forget()

@@ -1,17 +1,20 @@
 """The content of the user's mutable places after the import of the modules, before any test ran: what a fresh process would hold.
 
 The plugin remembers it once for a session, when the tests are collected. An object that a fixture of a wider scope makes is remembered as the
-fixture left it. Outside of pytest nothing is remembered.
+fixture left it; what the fixtures of the test fill on purpose is added. Outside of pytest nothing is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.owner import is_library
+from pytest_nnxcheck.subject.entries import Entries, composed, entries
 from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.openers import open_closure, openers_for
 from pytest_nnxcheck.walk.raw_access import MISSING, class_dict, code_names, module_namespace, mro, top_package
@@ -28,12 +31,25 @@ Contents = dict[tuple[int, int], tuple[Any, list[Any]]]
 """Places with what they held, by the ids of the kind and of the place."""
 
 
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """The entries of places that a fixture filled on purpose, from where they were as in a fresh process."""
+
+    fixture: str
+    places: dict[tuple[int, int], tuple[Any, Entries]]
+    """(place, entries), by the ids of the kind and of the place. Holds strong references, to the places too."""
+
+
 class Remembered:
     """The contents of places, by the identity of each. Holds strong references, to the places too, so that no id is used again."""
 
     def __init__(self) -> None:
         self._layers: list[Contents] = []
         self._namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self.fillings: list[Filling] = []
+        """The entries that the fixtures which are set up have filled, the newest last."""
+        self.fixtures: set[str] = set()
+        """The names of the fixtures of the test that runs: what others filled is not there in a fresh process that runs this test alone."""
 
     def add(self, roots: Iterable[tuple[str, object]]) -> Callable[[], None]:
         """Remember the places that roots lead to, until the function that this returns is called. What is remembered by now stays."""
@@ -86,6 +102,20 @@ class Remembered:
 
     def content(self, kind: PlaceKind, place: Any) -> list[Any] | None:
         """The content of a place; `None` where it is not known."""
+        held = self._imported(kind, place)
+        key = (id(kind), identity(kind, place))
+        fillings = (
+            each.places[key][1] for each in self.fillings if each.fixture in self.fixtures and key in each.places
+        )
+        filled: Entries = {name: item for each in fillings for name, item in each.items()}
+        if held is None or not filled:
+            return held
+        if kind is snapshot.CACHE:
+            pairs: Entries = {id(key): (key, item) for key, item in zip(held[::2], held[1::2], strict=True)}
+            return [part for pair in {**pairs, **filled}.values() for part in pair]
+        return composed(kind, place, held, {**entries(kind, place, held), **filled})
+
+    def _imported(self, kind: PlaceKind, place: Any) -> list[Any] | None:
         if kind is snapshot.NAMES:
             namespace, names = place
             _, then = self._namespaces.get(id(namespace), (None, None))
@@ -96,7 +126,7 @@ class Remembered:
 
 def identity(kind: PlaceKind, place: Any) -> int:
     """The id of the object that a place is of."""
-    return id(place[0] if kind in (snapshot.ATTRIBUTES, snapshot.REFERENCE) else place)
+    return id(place[0] if kind in (snapshot.ATTRIBUTES, snapshot.REFERENCE, snapshot.NAMES) else place)
 
 
 def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
@@ -131,6 +161,42 @@ def also(roots: Iterable[tuple[str, object]]) -> Callable[[], None]:
 def content(kind: PlaceKind, place: Any) -> list[Any] | None:
     """The content of a place after the import; `None` where it is not known, as of an object that a test made."""
     return _SESSIONS[-1].content(kind, place) if _SESSIONS else None
+
+
+@contextlib.contextmanager
+def running(fixtures: Iterable[str]) -> Iterator[None]:
+    """Count what some fixtures fill to what is there in a fresh process, while a test of theirs runs."""
+    if not _SESSIONS:
+        yield
+        return
+    session, before = _SESSIONS[-1], _SESSIONS[-1].fixtures
+    session.fixtures = {*fixtures}
+    try:
+        yield
+    finally:
+        session.fixtures = before
+
+
+def fillers(kind: PlaceKind, place: Any) -> frozenset[str]:
+    """The fixtures of the test that runs whose part in the content of a place is known."""
+    key = (id(kind), identity(kind, place))
+    session = _SESSIONS[-1] if _SESSIONS else Remembered()
+    return frozenset(
+        each.fixture for each in session.fillings if each.fixture in session.fixtures and key in each.places
+    )
+
+
+def filled(filling: Filling) -> Callable[[], None]:
+    """Remember what a fixture filled on purpose, until the function that this returns is called."""
+    session = _SESSIONS[-1]
+    session.fillings.append(filling)
+    # The fixture may have been asked for by its name alone.
+    session.fixtures.add(filling.fixture)
+
+    def forget() -> None:
+        session.fillings[:] = [each for each in session.fillings if each is not filling]
+
+    return forget
 
 
 def is_remembered() -> bool:

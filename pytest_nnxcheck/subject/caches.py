@@ -20,6 +20,7 @@ import jax
 from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.compat.owner import is_library, owner
 from pytest_nnxcheck.subject import after_import, on_purpose
+from pytest_nnxcheck.subject.entries import composed, entries, mixed
 from pytest_nnxcheck.subject.on_purpose import CONSTRUCTORS, Code, codes_behind, nested, wrapped
 from pytest_nnxcheck.subject.profile import profile
 from pytest_nnxcheck.subject.subject import Subject, users_function
@@ -43,8 +44,6 @@ MOST_TRIALS = 8
 PutBack = Callable[[], None]
 MakeCold = Callable[[], PutBack]
 """Makes a cache cold, and returns a function that makes it warm again."""
-Entries = dict[Hashable, tuple[Any, Any]]
-"""(key, item) of the entries of a place, by the key itself where it is a string or a number, else by its id: a hash may be the user's code."""
 
 
 class RunFromCold(BaseException):
@@ -127,6 +126,13 @@ class MadeCache:
     values: Sequence[Any]
     empty: Callable[[], PutBack]
     """Empties it, and returns a function that puts back what was in it."""
+    cache: Any = None
+    """The `functools.lru_cache`."""
+
+    def is_called_by(self, code: Code) -> bool:
+        """True if some code is that of its function, or names the property."""
+        behind = next(codes_behind(self.function), None)
+        return self.name in code.code.co_names if behind is None else behind.code is code.code
 
 
 def made_caches(found: Walk) -> Iterator[MadeCache]:
@@ -137,7 +143,7 @@ def made_caches(found: Walk) -> Iterator[MadeCache]:
         if held and not snapshot.same(held, then) and not (then and unbounded_store(cache) is None):
             function = wrapped(cache)
             name = getattr(function, "__name__", "")
-            yield MadeCache(str(path), function, name, held[1::2], functools.partial(cleared, cache, then))
+            yield MadeCache(str(path), function, name, held[1::2], functools.partial(cleared, cache, then), cache)
     for path, place, held in found.places.of(snapshot.ATTRIBUTES):
         value, stored = place
         if not stored.cached or (own := stored.read(value)) is None:
@@ -154,9 +160,8 @@ def cleared(cache: Any, then: Sequence[Any]) -> PutBack:
     if store is None:
         snapshot.CACHE.write(cache, [])
         return lambda: None
-    before, kept = [*snapshot.CACHE.read(cache)], {id(key) for key in then[::2]}
-    pairs = zip(before[::2], before[1::2], strict=True)
-    snapshot.CACHE.write(cache, [part for pair in pairs if id(pair[0]) in kept for part in pair])
+    before = [*snapshot.CACHE.read(cache)]
+    snapshot.CACHE.write(cache, list(then))
     return lambda: snapshot.CACHE.write(cache, before)
 
 
@@ -204,6 +209,13 @@ class PossibleCache:
             return [self.changed]
         one_by_one = [frozenset((key,)) for key in sorted(self.arrays, key=str)] if self.by_name else []
         return [*dict.fromkeys([self.arrays, self.changed, *one_by_one])]
+
+    def is_filled_by(self, code: Code, key: Hashable) -> bool:
+        """True if some code fills an entry."""
+        if self.by_name or self.kind is snapshot.CELL:
+            return on_purpose.fills(code, str(key) if self.by_name else self.label, attribute=True)
+        by_key = self.remembered and type(key) is str and on_purpose.fills(code, key, attribute=True)
+        return by_key or on_purpose.fills(code, self.label, attribute=False)
 
     def make_cold(self, keys: frozenset[Hashable]) -> PutBack:
         """Put entries back as they are in a fresh process. Gives a function that makes them warm again."""
@@ -314,57 +326,7 @@ def attributes_set(cls: type) -> tuple[set[Hashable], set[Hashable]]:
     return by_methods, by_constructors
 
 
-# --- the entries of a place
-
-
-def entries(kind: PlaceKind, place: Any, held: Sequence[Any]) -> Entries:
-    """The entries of a place that held some objects."""
-    if kind is snapshot.ATTRIBUTES:
-        pairs: Iterable[tuple[Any, Any]] = snapshot.attribute_items(place[1], held)
-    elif kind is snapshot.CLASS:
-        pairs = snapshot.paired(held[1:])
-    elif kind in (snapshot.DICT, snapshot.ORDERED):
-        pairs = snapshot.paired(held)
-    elif kind is snapshot.NAMES:
-        pairs = zip(place[1], held, strict=True)
-    else:
-        pairs = enumerate(held)
-    return {key if type(key) in (str, int) else id(key): (key, item) for key, item in pairs if item is not MISSING}
-
-
-def composed(kind: PlaceKind, place: Any, held: Sequence[Any], wanted: Entries) -> list[Any]:
-    """The objects of a place that held some, with the ``wanted`` entries."""
-
-    def item(key: Hashable) -> Any:
-        return wanted.get(key, (None, MISSING))[1]
-
-    if kind is snapshot.NAMES:
-        return [item(name) for name in place[1]]
-    if kind in (snapshot.CELL, snapshot.CONTEXT, snapshot.OBJECTS):
-        return [item(number) for number in range(len(held))]
-    if kind in (snapshot.LIST, snapshot.DEQUE):
-        return [wanted[number][1] for number in sorted(wanted)]  # type: ignore[type-var]
-    slots = place[1].slots if kind is snapshot.ATTRIBUTES else ()
-    of_slots = {name for name, _ in slots}
-    pairs = [pair for key, pair in wanted.items() if key not in of_slots]
-    # The class of an object, the bases of a class.
-    first = [] if kind in (snapshot.DICT, snapshot.ORDERED) else [held[0]]
-    return [*first, *(item(name) for name, _ in slots), *(key for key, _ in pairs), *(value for _, value in pairs)]
-
-
-def mixed(
-    kind: PlaceKind, place: Any, present: Sequence[Any], other: Sequence[Any], keys: frozenset[Hashable]
-) -> list[Any]:
-    """The ``present`` objects of a place with the entries of some ``keys`` as in ``other`` content: gone where they are not in it."""
-    wanted, source = entries(kind, place, present), entries(kind, place, other)
-    if kind in (snapshot.DICT, snapshot.ORDERED, snapshot.LIST, snapshot.DEQUE) and keys >= source.keys():
-        return list(other)
-    for key in keys:
-        if key in source:
-            wanted[key] = source[key]
-        else:
-            wanted.pop(key, None)
-    return composed(kind, place, present, wanted)
+# --- arrays
 
 
 def leads_to_arrays(value: Any, left_out: Container[int] = ()) -> bool:
@@ -451,8 +413,10 @@ class Purpose:
     """The body of the test, and what it calls."""
     constructors: tuple[Code, ...]
     """The constructors of the classes that the walk met, and what they call."""
-    fixtures: tuple[Code, ...]
-    """The fixtures of the test, and what they call."""
+    fixtures: Mapping[str, tuple[Code, ...]]
+    """The fixtures of the test, and what each calls."""
+    setups: tuple[Code, ...]
+    """Other code that prepares the test, and what it calls."""
     imported: tuple[Code, ...]
     """The functions that the top-level code of modules calls, and what they call."""
     left_cold: frozenset[str]
@@ -466,37 +430,41 @@ class Purpose:
         modules = {str(getattr(maker, "__module__", "")) for maker in (*caches, *classes)}
         own = [code.code for code in codes_behind(users_function(subject.function))]
         imported = on_purpose.called_at_import(modules)
-        body, made, fixtures, at_import = (
-            tuple(on_purpose.reached(start, classes, own))
-            for start in (on_purpose.BODY, on_purpose.constructors(classes), on_purpose.PREPARING, imported)
+
+        def code(start: Iterable[Code]) -> tuple[Code, ...]:
+            return tuple(on_purpose.reached(start, classes, own))
+
+        return cls(
+            body=code(on_purpose.BODY),
+            constructors=code(on_purpose.constructors(classes)),
+            fixtures={name: code(start) for name, start in on_purpose.FIXTURES.items()},
+            setups=code(on_purpose.SETUPS),
+            imported=code(imported),
+            left_cold=left_cold,
         )
-        return cls(body, made, fixtures, at_import, left_cold)
 
     def calls(self, made: MadeCache) -> Filler:
         """The code that calls the function behind a cache."""
-        behind = next(codes_behind(made.function), None)
-
-        def call(code: Code) -> bool:
-            return made.name in code.code.co_names if behind is None else behind.code is code.code
-
-        # What was there after the import is known by its content.
-        before = self.fixtures if after_import.is_remembered() else (*self.fixtures, *self.imported)
-        return self.filler(made.path, call, before, self.constructors)
+        known = made.cache is not None and after_import.is_remembered()
+        before = self.before(snapshot.CACHE, made.cache, known=known)
+        return self.filler(made.path, made.is_called_by, before, self.constructors)
 
     def fills(self, place: PossibleCache, key: Hashable) -> Filler:
         """The code that fills an entry of a place."""
-
-        def fill(code: Code) -> bool:
-            if place.by_name or place.kind is snapshot.CELL:
-                label = str(key) if place.by_name else place.label
-                return on_purpose.fills(code, label, attribute=True)
-            by_key = place.remembered and type(key) is str and on_purpose.fills(code, key, attribute=True)
-            return by_key or on_purpose.fills(code, place.label, attribute=False)
-
-        before = self.fixtures if place.remembered else (*self.fixtures, *self.imported)
+        before = self.before(place.kind, place.place, known=place.remembered)
         # Of an object that was there, the constructor has run.
         there = place.remembered and place.kind is snapshot.ATTRIBUTES
-        return self.filler(place.name, fill, before, () if there else self.constructors)
+        return self.filler(
+            place.name, lambda code: place.is_filled_by(code, key), before, () if there else self.constructors
+        )
+
+    def before(self, kind: PlaceKind, place: Any, *, known: bool) -> Iterator[Code]:
+        """The code that fills a place before the body runs; without that whose part in the content is ``known``."""
+        yield from self.setups
+        fillers = after_import.fillers(kind, place) if known else ()
+        for name, codes in self.fixtures.items():
+            yield from () if name in fillers else codes
+        yield from () if known else self.imported
 
     def filler(
         self, name: str, fill: Callable[[Code], bool], before: Iterable[Code], constructors: Iterable[Code]

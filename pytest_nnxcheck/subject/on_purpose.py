@@ -13,19 +13,36 @@ import functools
 import inspect
 import linecache
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from pytest_nnxcheck.compat.owner import is_library, owner
-from pytest_nnxcheck.walk.raw_access import LruCache, class_dict, code_names, mro, top_package
+from pytest_nnxcheck.walk.raw_access import (
+    MISSING,
+    LruCache,
+    cell_content,
+    class_dict,
+    code_names,
+    layout,
+    mro,
+    top_package,
+)
 
 CONSTRUCTORS = ("__init__", "__post_init__", "__new__", "setup")
 MUTATORS = frozenset("setdefault update append appendleft extend insert add __setitem__ set".split())
 """Methods that put something into a container or a context variable."""
 FILLING = frozenset(("STORE_SUBSCR", "MAP_ADD", "BUILD_CONST_KEY_MAP", "DICT_UPDATE"))
 """Operations of Python's that put something into a container."""
+RUNS = (FunctionType, MethodType, functools.partial, LruCache, ModuleType)
+"""Types of values that say themselves what code runs."""
 STORES = frozenset(("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME"))
+
+
+class InstanceOf(NamedTuple):
+    """An object that is known by its class alone."""
+
+    cls: type
 
 
 class Code(NamedTuple):
@@ -33,6 +50,8 @@ class Code(NamedTuple):
 
     code: CodeType
     names: dict[str, Any]
+    known: Mapping[str, Any] = {}
+    """The values of local variables that are known, or `InstanceOf` their class."""
 
 
 class Called(NamedTuple):
@@ -42,38 +61,58 @@ class Called(NamedTuple):
     """The names of what is called: ``("tables", "build")``. A path that starts with something else than a name starts with an empty one."""
     handed: tuple[str, ...]
     """The names among its arguments."""
+    made_by: tuple[str, ...] = ()
+    """The path of the call that made the local object whose method it is: ``("Tables",)`` of ``tables = Tables()``."""
 
 
 NO_CODE = compile("", "", "exec")
 BODY: list[Code] = []
 """The code of the test that runs."""
-PREPARING: list[Code] = []
-"""The code of its fixtures, or of whoever calls `check`."""
+FIXTURES: dict[str, list[Code]] = {}
+"""The code of its fixtures, by their names."""
+SETUPS: list[Code] = []
+"""Other code that runs before it: functions such as ``setup_module``, or whoever calls `check`."""
 
 
 @contextlib.contextmanager
-def prepared_by(preparing: Iterable[Code], body: Iterable[Code] = ()) -> Iterator[None]:
+def prepared_by(
+    setups: Iterable[Code], fixtures: Mapping[str, list[Code]] | None = None, body: Iterable[Code] = ()
+) -> Iterator[None]:
     """Count some code to what runs before a call in every process."""
-    before = [(codes, [*codes]) for codes in (BODY, PREPARING)]
-    PREPARING.extend(preparing)
+    before, named_before = [(codes, [*codes]) for codes in (BODY, SETUPS)], {**FIXTURES}
+    SETUPS.extend(setups)
+    FIXTURES.update(fixtures or {})
     BODY.extend(body)
     try:
         yield
     finally:
         for codes, held in before:
             codes[:] = held
+        FIXTURES.clear()
+        FIXTURES.update(named_before)
 
 
 def of_frames(frame: FrameType | None) -> Iterator[Code]:
     """The code of the frames of the user's functions, from the innermost on."""
     while frame is not None:
         if not is_library(frame.f_globals.get("__name__")) and frame.f_code.co_name != "<module>":
-            yield Code(frame.f_code, frame.f_globals)
+            yield Code(frame.f_code, frame.f_globals, {name: in_short(held) for name, held in frame.f_locals.items()})
         frame = frame.f_back
 
 
-def codes_behind(value: Any) -> Iterator[Code]:
-    """The code of a function of the user's, or of the constructors of a class."""
+def in_short(value: Any) -> Any:
+    """A value as far as it says what code runs, so that it is not kept alive: a function or a class, or `InstanceOf` the class of another object."""
+    return value if isinstance(value, (type, *RUNS)) else InstanceOf(type(value))
+
+
+def codes_behind(value: Any, receiver: Any = None) -> Iterator[Code]:
+    """The code of a function of the user's, or of the constructors of a class; ``receiver`` is the object or class whose attribute it is."""
+    first: Any = None
+    if isinstance(value, MethodType):
+        first = in_short(value.__self__)
+    elif isinstance(receiver, InstanceOf | type) and not isinstance(value, staticmethod):
+        cls = receiver.cls if isinstance(receiver, InstanceOf) else receiver
+        first = cls if isinstance(value, classmethod) else InstanceOf(cls)
     if isinstance(value, staticmethod | classmethod | MethodType):
         value = value.__func__
     with contextlib.suppress(Exception):  # `unwrap` asks the user's object for an attribute
@@ -81,12 +120,23 @@ def codes_behind(value: Any) -> Iterator[Code]:
     if type(value) is LruCache:
         value = wrapped(value)
     if type(value) is FunctionType and not is_library(dict.get(value.__globals__, "__name__")):
-        yield Code(value.__code__, value.__globals__)
+        names = value.__code__.co_varnames[: value.__code__.co_argcount]
+        yield Code(
+            value.__code__,
+            value.__globals__,
+            {**cells(value), **({} if first is None else dict.fromkeys(names[:1], first))},
+        )
     elif isinstance(value, functools.partial):
         yield from codes_behind(value.func)
     elif isinstance(value, type) and not is_library(top_package(value)):
         for name in CONSTRUCTORS:
-            yield from codes_behind(member(value, name))
+            yield from codes_behind(member(value, name), InstanceOf(value))
+
+
+def cells(function: FunctionType) -> dict[str, Any]:
+    """The values that a closure holds, in short."""
+    held = zip(function.__code__.co_freevars, map(cell_content, function.__closure__ or ()), strict=True)
+    return {name: in_short(value) for name, value in held if value is not MISSING}
 
 
 def member(cls: type, name: str) -> Any:
@@ -101,7 +151,12 @@ def wrapped(cache: Any) -> Any:
 
 def constructors(classes: Iterable[type]) -> list[Code]:
     """The constructors of classes."""
-    return [code for cls in classes for name in CONSTRUCTORS for code in codes_behind(class_dict(cls).get(name))]
+    return [
+        code
+        for cls in classes
+        for name in CONSTRUCTORS
+        for code in codes_behind(class_dict(cls).get(name), InstanceOf(cls))
+    ]
 
 
 def reached(start: Iterable[Code], classes: Iterable[type], left_out: Iterable[CodeType] = ()) -> list[Code]:
@@ -110,46 +165,97 @@ def reached(start: Iterable[Code], classes: Iterable[type], left_out: Iterable[C
     for cls in classes:
         for name, item in class_dict(cls).items():
             methods.setdefault(name, []).append(item)
-    seen, ahead, codes = {id(code) for code in left_out}, [*start], list[Code]()
+    left, ahead = {id(code) for code in left_out}, [*start]
+    found: dict[tuple[int, type | None], Code] = {}
     while ahead:
         code = ahead.pop()
-        if id(code.code) in seen:
+        key = id(code.code), own_class(code)
+        if id(code.code) in left or key in found:
             continue
-        seen.add(id(code.code))
-        codes.append(code)
+        found[key] = code
         for called in calls(code.code):
             # To call the model itself fills no place on purpose.
-            for value in resolved(called, code, methods) if called.path[-1] != "__call__" else ():
-                ahead += codes_behind(value)
-    return codes
+            if called.path[-1] != "__call__":
+                ahead += resolved(called, code, methods)
+    return [*found.values()]
 
 
-def resolved(called: Called, code: Code, methods: dict[str, list[Any]]) -> Iterator[Any]:
-    """The functions that a call in some code may run."""
+def resolved(called: Called, code: Code, methods: Mapping[str, list[Any]]) -> Iterator[Code]:
+    """The code that a call in some code may run; of an object whose class is not known, any of the ``methods`` of that name."""
     root, *attributes = called.path
-    own = code.code
-    is_local = root in (*own.co_varnames, *own.co_cellvars, *own.co_freevars)
-    value = None if is_local else dict.get(code.names, root, vars(builtins).get(root))
-    if owner_of(value) not in ("user", "ours"):
+    value = named(root, code)
+    if value is None and called.made_by:
+        made = value_of(called.made_by, code)
+        value = InstanceOf(made) if isinstance(made, type) else None
+    if root == "super" and attributes:
+        own = own_class(code)
+        value = (
+            None if own is None else next((base for base in mro(own)[1:] if attributes[-1] in class_dict(base)), None)
+        )
+    elif owner_of(value) not in ("user", "ours"):
         # A transform or a builtin, that calls what it is handed: ``jax.vmap(table)``.
-        yield from (dict.get(code.names, name) for name in called.handed)
-    elif not attributes:
-        yield value
-    elif value is None:
-        yield from methods.get(attributes[-1], ())
-    else:
-        for attribute in attributes:
-            if isinstance(value, ModuleType):
-                value = dict.get(vars(value), attribute)
-            else:
-                value = member(value if isinstance(value, type) else type(value), attribute)
-        yield from (value,) if value is not None else methods.get(attributes[-1], ())
+        yield from handed(called, code)
+        return
+    receiver = None
+    for attribute in attributes:
+        receiver, value = value, attribute_of(value, attribute)
+    if value is not None:
+        yield from codes_behind(value, receiver)
+    elif attributes and receiver is None:
+        for item in methods.get(attributes[-1], ()):
+            yield from codes_behind(item)
+
+
+def handed(called: Called, code: Code) -> Iterator[Code]:
+    """The functions that a call is handed."""
+    for name in called.handed:
+        yield from codes_behind(named(name, code))
+
+
+def handed_by(code: Code) -> Iterator[Code]:
+    """The functions that some code hands to what it calls."""
+    for called in calls(code.code):
+        yield from handed(called, code)
+
+
+def value_of(path: tuple[str, ...], code: Code) -> Any:
+    """The value of a path in some code; `None` if it is not known."""
+    value = named(path[0], code)
+    for attribute in path[1:]:
+        value = attribute_of(value, attribute)
+    return value
+
+
+def named(name: str, code: Code) -> Any:
+    """The value of a name in some code; `None` if it is not known."""
+    if name in (*code.code.co_varnames, *code.code.co_cellvars, *code.code.co_freevars):
+        return code.known.get(name)
+    return dict.get(code.names, name, vars(builtins).get(name))
+
+
+def attribute_of(value: Any, name: str) -> Any:
+    """An attribute, read without the user's code; `None` if it is not known."""
+    if value is None:
+        return None
+    if isinstance(value, ModuleType):
+        return dict.get(vars(value), name)
+    if isinstance(value, InstanceOf | type):
+        return member(value.cls if isinstance(value, InstanceOf) else value, name)
+    own = layout(type(value)).read(value) or {}
+    return dict.get(own, name, member(type(value), name))
+
+
+def own_class(code: Code) -> type | None:
+    """The class of the object whose method some code is, as far as it is known."""
+    own = code.known.get(code.code.co_varnames[0]) if code.code.co_argcount else None
+    return own.cls if isinstance(own, InstanceOf) else own if isinstance(own, type) else None
 
 
 def owner_of(value: Any) -> str:
-    """Whose a global is; one that is not there is the user's."""
+    """Whose a value is; one that is not known is the user's."""
     if value is None:
         return "user"
+    value = value.cls if isinstance(value, InstanceOf) else value
     module = None
     with contextlib.suppress(Exception):  # the user's code may raise anything
         module = value.__name__ if isinstance(value, ModuleType) else value.__module__
@@ -183,10 +289,25 @@ def definitions(file: str) -> dict[tuple[int, str], ast.AST]:
 
 def calls_in(nodes: Iterable[ast.AST]) -> Iterator[Called]:
     """The calls in syntax."""
-    for node in own_nodes(nodes):
+    within = [*own_nodes(nodes)]
+    made_by = makers(within)
+    for node in within:
         if isinstance(node, ast.Call) and (path := path_of(node.func)):
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-            yield Called(path, tuple(each.id for each in arguments if isinstance(each, ast.Name)))
+            handed = tuple(each.id for each in arguments if isinstance(each, ast.Name))
+            yield Called(path, handed, made_by.get(path[0], ()))
+
+
+def makers(nodes: Iterable[ast.AST]) -> dict[str, tuple[str, ...]]:
+    """The variables that are assigned once, as the result of a call, each with the path of what is called."""
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    assigned.setdefault(target.id, []).append(node.value)
+    once = {name: values[0] for name, values in assigned.items() if len(values) == 1}
+    return {name: path_of(made.func) for name, made in once.items() if isinstance(made, ast.Call)}
 
 
 def own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -223,8 +344,7 @@ def called_at_import(names: Iterable[str]) -> list[Code]:
         for name in sorted({*names})
         if (module := sys.modules.get(name)) is not None
         for called in calls_at_import(module)
-        for value in resolved(called, Code(NO_CODE, vars(module)), {})
-        for code in codes_behind(value)
+        for code in resolved(called, Code(NO_CODE, vars(module)), {})
     ]
 
 

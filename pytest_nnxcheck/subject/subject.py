@@ -594,11 +594,11 @@ def numbered(state: Any) -> Iterator[tuple[Key, Any]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByValue:
-    """A graph definition as part of a key."""
+    """A graph definition, or its content, as part of a key. Its ``==`` may be the user's, and raise."""
 
     # The hash alone is no key: hashes collide, ``hash(-1) == hash(-2)``.
 
-    graphdef: Any
+    definition: Any
     hashed: int
 
     def __hash__(self) -> int:
@@ -606,7 +606,7 @@ class ByValue:
 
     def __eq__(self, other: object) -> bool:
         try:
-            return isinstance(other, ByValue) and bool(self.graphdef == other.graphdef)
+            return isinstance(other, ByValue) and bool(self.definition == other.definition)
         except Exception:  # noqa: BLE001 - the user's code may raise anything
             return False
 
@@ -614,12 +614,23 @@ class ByValue:
 def signature(subject: Subject, graphdef: Any, leaves: Any) -> Any:
     """Everything that the profile of a call depends on: code, graph, shapes, static arguments, and the mode of flax."""
     shapes = tuple((path, describe(leaf)) for path, leaf in graph.flat_state(leaves))
-    try:
-        definition: Any = ByValue(graphdef, hash(graphdef))
-    except TypeError:  # an attribute that has no hash, a plain dataclass say
-        definition = tuple((path, fingerprint(value)) for path, value in graph.attributes(subject.state))
     kind = (subject.abstract, subject.in_refs, flax_modes.mode_flags())
+    definition = definition_of(subject, graphdef)
     return (subject.name, subject.code, definition, shapes, tuple(map(describe, subject.inputs)), *kind)
+
+
+def definition_of(subject: Subject, graphdef: Any) -> Any:
+    """A graph definition by its content: a test body makes its functions of optax and its configurations anew for every nesting.
+
+    Where that is uncertain, by its own ``==``, and where it has no hash, by what a trace takes for alike.
+    """
+    with contextlib.suppress(Exception):  # a hash, an ``==`` of the user's
+        definition = exact(graphdef, in_graph=True)
+        return ByValue(definition, hash(definition))
+    try:
+        return ByValue(graphdef, hash(graphdef))
+    except TypeError:  # an attribute that has no hash
+        return tuple((path, fingerprint(value)) for path, value in graph.attributes(subject.state))
 
 
 def identity(subject: Subject) -> Any:

@@ -7,8 +7,9 @@ whether a call gives the same result with either, `plain` which Python value one
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import fields, is_dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.graph import is_key
 from pytest_nnxcheck.compat.owner import owner
-from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, code_names, layout, top_package
+from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, class_dict, code_names, layout, mro, top_package
 
 DEEPEST, LONGEST = 5, 200
 """The depth of references and the number of items that `fingerprint` looks at: an object of the user's may reach the whole program."""
@@ -90,11 +91,18 @@ class Unknown(Exception):
     """Raised for a value whose content is uncertain."""
 
 
+MOST, LARGEST = 10_000, 2**26
+"""The number of objects, and of items in one of them, that `exact` takes apart in a graph definition, and the bytes of an array that it reads there.
+
+A definition may lead to a data set of the user's, and is read before every nesting.
+"""
+
+
 def exact(value: Any, *, in_graph: bool = False, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
     """A hashable stand-in that holds all that a value can do to the result of a call: arrays by content, code with captures and globals.
 
-    Raises `Unknown` for an object that a call may change, a bound method or a list as well. ``in_graph``: the value is a graph definition,
-    where containers are taken apart, and objects compare by the ``==`` of their class, as for jax; `TypeError` for one that has no hash.
+    Raises `Unknown` for an object that a call may change, a bound method or a list as well. ``in_graph``: the value is a graph definition, where
+    containers, functions and objects are taken apart; an object whose class has an ``==`` and a hash of its own compares by these, as for jax.
     """
     # Objects are kept with their numbers, so that no id is used again.
     seen = {} if seen is None else seen
@@ -102,10 +110,12 @@ def exact(value: Any, *, in_graph: bool = False, seen: dict[int, tuple[int, Any]
     def inside(part: Any) -> Any:
         return exact(part, in_graph=in_graph, seen=seen)
 
-    if is_array(value):
-        return content(value)
     if isinstance(value, _ATOMS):
         return type(value), repr(value)  # for `==` zero is minus zero, and one is true
+    if in_graph and is_large(value, len(seen)):
+        raise Unknown
+    if is_array(value):
+        return content(value)
     if isinstance(value, tuple):
         return (type(value), *map(inside, value))
     # One object in two places differs from two that are alike: a call may change it.
@@ -113,7 +123,7 @@ def exact(value: Any, *, in_graph: bool = False, seen: dict[int, tuple[int, Any]
         return "again", seen[id(value)][0]
     seen[id(value)] = len(seen), value
     if isinstance(value, FunctionType):
-        return exact_function(value, in_graph, seen)
+        return of_function(value, inside)
     if in_graph:
         return in_definition(value, inside)
     if isinstance(value, type | ModuleType | BuiltinFunctionType):
@@ -121,17 +131,52 @@ def exact(value: Any, *, in_graph: bool = False, seen: dict[int, tuple[int, Any]
     raise Unknown
 
 
+def is_large(value: Any, seen: int) -> bool:
+    """True if a part of a graph definition is too large to be read, or so much was ``seen`` of it."""
+    if is_array(value):
+        return bool(value.nbytes > LARGEST)
+    return seen > MOST or (isinstance(value, Sized) and len(value) > MOST)
+
+
 def in_definition(value: Any, inside: Callable[[Any], Any]) -> Any:
     """A graph definition or an object in one."""
+    cls = type(value)
     if isinstance(value, set | frozenset):
-        return type(value), frozenset(map(inside, value))
+        return cls, frozenset(map(inside, value))
     if isinstance(value, Mapping | list):
-        return (type(value), *map(inside, value.items() if isinstance(value, Mapping) else value))
+        return (cls, *map(inside, value.items() if isinstance(value, Mapping) else value))
     # The metadata of a Variable may hold a dict: the definition as a whole may have no hash.
-    if is_dataclass(type(value)) and top_package(type(value)) == "flax":
-        return (type(value), *(inside(getattr(value, field.name)) for field in fields(value)))
+    if is_dataclass(cls) and top_package(cls) == "flax":
+        return (cls, *(inside(getattr(value, field.name)) for field in fields(value)))
+    if isinstance(value, MethodType):
+        return cls, inside(value.__func__), inside(value.__self__)
+    if isinstance(value, functools.partial):
+        return cls, inside(value.func), inside(value.args), inside(value.keywords)
+    # What a test makes anew for every nesting: a configuration, an object of optax whose methods are an optimizer.
+    attributes = own_attributes(value)
+    if attributes is not None:
+        return cls, inside(attributes)
     hash(value)
-    return type(value), value
+    return cls, value
+
+
+_COMPARING = {name: class_dict(object)[name] for name in ("__eq__", "__hash__")}
+
+
+def own_attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that consists of them: one whose class lacks an ``==`` or a hash of its own. `None` for any other.
+
+    jax and its like keep more in an object than its attributes.
+    """
+    cls = type(value)
+    own = {name: next(names[name] for base in mro(cls) if name in (names := class_dict(base))) for name in _COMPARING}
+    compared = own["__eq__"] is not _COMPARING["__eq__"] and own["__hash__"] is not None
+    if compared or isinstance(value, type | ModuleType) or owner(top_package(cls)) in ("jax", "flax"):
+        return None
+    stored = layout(cls)
+    attributes = stored.read(value)
+    slots = {name: held for name, held in stored.read_slots(value) if held is not MISSING}
+    return None if attributes is None and not slots else {**slots, **(attributes or {})}
 
 
 def content(value: Any) -> Any:
@@ -142,17 +187,12 @@ def content(value: Any) -> Any:
     return describe(value), hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=20).digest()
 
 
-def exact_function(function: FunctionType, in_graph: bool, seen: dict[int, tuple[int, Any]]) -> Any:
-    try:
-        captured = exact((*held_by(function), tuple(vars(function).items())), seen=seen)
-    except Unknown:
-        if in_graph:
-            return function
-        raise
-    # Of the globals that it names the numbers and strings: a test may set them.
+def of_function(function: FunctionType, inside: Callable[[Any], Any]) -> Any:
+    """A function: its code, what it holds, and of the globals that it names the numbers and strings, which a test may set."""
+    held = inside((*held_by(function), tuple(vars(function).items())))
     named = {name: function.__globals__.get(name) for name in code_names(function.__code__)}
-    settable = {name: exact(held) for name, held in named.items() if isinstance(held, _NUMBERS_AND_STRINGS)}
-    return function.__code__, captured, tuple(settable.items())
+    settable = {name: exact(value) for name, value in named.items() if isinstance(value, _NUMBERS_AND_STRINGS)}
+    return function.__code__, held, tuple(settable.items())
 
 
 # --- Python values -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -102,7 +101,7 @@ def open_reference(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_attributes(value: Any, name: Name, visit: Visit) -> None:
-    stored = visit.classes.layout(type(value))
+    stored = raw.layout(type(value))
     if stored.hidden:
         open_referents(value, name, visit)
         return
@@ -115,24 +114,22 @@ def open_attributes(value: Any, name: Name, visit: Visit) -> None:
 
 def open_library_object(value: Any, name: Name, visit: Visit) -> None:
     """Open an object of a library only if it holds state: the attributes of other objects are the library's own business."""
-    if holds_state(value, visit.classes.layout):
+    if holds_state(value):
         open_attributes(value, name, visit)
     else:
         visit.fleeting.append((open_library_object, value, name))
 
 
-def holds_state(value: Any, layout_of: Callable[[type], raw.Layout] = raw.layout, *, in_variables: bool = True) -> bool:
+def holds_state(value: Any, *, in_variables: bool = True) -> bool:
     """True if an attribute of a library's object is an array or a Variable.
 
     An object of the same library that has an array, as Keras' Variables, counts as well.
     """
-    package, stored = raw.top_package(type(value)), layout_of(type(value))
+    package, stored = raw.top_package(type(value)), raw.layout(type(value))
     held = (*(stored.read(value) or {}).values(), *(item for _, item in stored.read_slots(value)))
     return any(
         graph.kind_of(type(item)) in _STATE
-        or (
-            in_variables and raw.top_package(type(item)) == package and holds_state(item, layout_of, in_variables=False)
-        )
+        or (in_variables and raw.top_package(type(item)) == package and holds_state(item, in_variables=False))
         for item in held
         if id(type(item)) not in ATOMS
     )
@@ -153,14 +150,14 @@ def open_referents(value: Any, name: Name, visit: Visit) -> None:
 def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
     """Open the user's functions in a library's object, and nothing else: ``jax.jit(f)``, ``jax.custom_vjp(f)``."""
     visit.fleeting.append((open_jax_function, value, name))
-    for item in (visit.classes.layout(type(value)).read(value) or {}).values():
+    for item in (raw.layout(type(value)).read(value) or {}).values():
         if id(type(item)) in _CODE or owner(raw.top_package(type(item))) == "jax":
             visit.put(item, "attribute", name)
 
 
 def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
     """Open an `nnx.List` or `nnx.Dict`, which keep their items as attributes."""
-    stored = visit.classes.layout(type(value))
+    stored = raw.layout(type(value))
     visit.keep(name, snapshot.ATTRIBUTES, (value, stored))
     listed = graph.kind_of(type(value)) == "nnx list"
     for key, item in (stored.read(value) or {}).items():
@@ -170,7 +167,7 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
-    visit.keep(name, snapshot.ATTRIBUTES, (value, visit.classes.layout(type(value))))
+    visit.keep(name, snapshot.ATTRIBUTES, (value, raw.layout(type(value))))
     held, metadata = graph.variable_value(value), graph.variable_metadata(value)
     # Flax that keeps no references may have metadata of this name that are the user's own.
     lost = metadata.get("ref") is True and flax_modes.takes_refs() and not is_ref(held)
@@ -295,7 +292,7 @@ def records_of(value: Any, name: Name, visit: Visit) -> list[tuple[Name, Any]]:
         held = snapshot.paired(visit.keep(name, snapshot.DICT, value.__dict__))
         calls = dict.get(value.__dict__, "mock_calls")
     else:
-        stored = visit.classes.layout(type(value))
+        stored = raw.layout(type(value))
         held = snapshot.attribute_items(stored, visit.keep(name, snapshot.ATTRIBUTES, (value, stored)))
         calls = raw.class_dict(mock.NonCallableMock)["mock_calls"].__get__(value)
     called = [(name.then(f".{call[0]}" if call[0] else ""), call) for call in calls or () if len(call) > 2]

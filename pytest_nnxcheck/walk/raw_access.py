@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
@@ -101,13 +102,31 @@ def code_names(code: CodeType) -> Iterator[str]:
             yield from code_names(constant)
 
 
+_LAYOUTS: dict[int, tuple[type, int, Layout]] = {}
+"""The layouts of classes that live as long as the process, by the id of the class, since its hash is the user's code."""
+
+
 def layout(cls: type) -> Layout:
-    """Read a class once for all its instances."""
+    """The layout of the instances of a class. Those of a class that its module has by its name are kept: walks ask for them thousands of times."""
+    bases = mro(cls)
+    size = sum(len(class_dict(base)) for base in bases)  # a cached property that is added later
+    known = _LAYOUTS.get(id(cls))
+    if known is not None and known[1] == size:
+        return known[2]
+    found = _read_layout(bases)
+    # A layout keeps its class. One that a test made goes with the test.
+    with contextlib.suppress(AttributeError, TypeError, KeyError):  # a ``__module__`` of any type
+        if _module_dict(sys.modules[_class_module(cls)]).get(class_name(cls)) is cls:
+            _LAYOUTS[id(cls)] = cls, size, found
+    return found
+
+
+def _read_layout(bases: tuple[type, ...]) -> Layout:
     own_dict: Callable[[Any], dict[str, Any]] | None = None
     shadowed = False
     slots: list[tuple[str, Any]] = []
     cached: set[str] = set()
-    for base in mro(cls):
+    for base in bases:
         names = class_dict(base)
         cached |= {name for name, item in names.items() if issubclass(type(item), functools.cached_property)}
         descriptor = names.get("__dict__")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.walk.raw_access import MISSING, Layout, class_name, layout
+from pytest_nnxcheck.walk.raw_access import MISSING, class_name
 from pytest_nnxcheck.walk.snapshot import PlaceKind, Places
 
 _ATOMIC_TYPES = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented), range, np.dtype)
@@ -102,13 +102,12 @@ class FoundTracer:
 
 
 class Classes:
-    """The openers and layouts of classes. Each class is looked at once."""
+    """The openers of classes. Each class is looked at once."""
 
     def __init__(self, openers_of: Callable[[type], tuple[Opener, ...]]) -> None:
         self._openers_of = openers_of
         # By the id of a class, since its hash is the user's code; classes are kept, so that no id is used again.
         self._openers: dict[int, tuple[type, tuple[Opener, ...] | None]] = {}
-        self._layouts: dict[int, tuple[type, Layout]] = {}
 
     def openers(self, value: object) -> tuple[Opener, ...] | None:
         """The openers of an object; `None` for tracers, which are never opened."""
@@ -116,12 +115,6 @@ class Classes:
         if id(cls) not in self._openers:
             self._openers[id(cls)] = cls, None if graph.is_tracer(value) else self._openers_of(cls)
         return self._openers[id(cls)][1]
-
-    def layout(self, cls: type) -> Layout:
-        """The layout of the instances of a class."""
-        if id(cls) not in self._layouts:
-            self._layouts[id(cls)] = cls, layout(cls)
-        return self._layouts[id(cls)][1]
 
 
 class Visit:

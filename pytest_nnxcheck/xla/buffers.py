@@ -263,7 +263,8 @@ def read(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Mem
         held = tuple(reader.held(*serialized_buffer_assignment(totals)))
         held = tuple(reused(reader.ranges, held)) if gpu else held
         order = Order(len(reader.ranges.when), tuple(reader.ranges.loops), tuple(piece.live for piece in held))
-        live = [reader.buffer(piece, order.peak) for piece in held if piece.live.start <= order.peak <= piece.live.end]
+        peak = order.peak
+        live = [reader.buffer(piece, peak) for piece in held if piece.live.start <= peak <= piece.live.end]
         buffers = sorted((*live, *reader.fused_constants()), key=lambda buffer: -buffer.bytes)
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return Memory(*sizes, constants=0)

@@ -123,7 +123,7 @@ class LiveRanges:
             for index in leaves(self.module.instructions[id_].shape):
                 yield id_, index
 
-    @property
+    @functools.cached_property
     def results(self) -> list[Position]:
         """The values that the program returns, in order, where they are made."""
         root = self.module.instructions[self.module.roots[self.module.entry]]

@@ -27,7 +27,7 @@ def copies(f, *arguments, donate=()):
         jax.tree.leaves(staged[0].arguments),
         staged[0].donated,
     )
-    held = split_of(staged[0].lowered.compile())
+    held = split_of(staged[0].traced.lower().compile())
     return copies_in(program, held, STACK, lambda jitted: split_of(jitted.lower(*program.arguments).compile()))
 
 

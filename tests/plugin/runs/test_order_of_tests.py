@@ -591,6 +591,62 @@ def test_a_run_without_a_checked_test_remembers_nothing(pytester, inner_args, mo
     assert bool(asked) == checked
 
 
+INTERRUPTED = """
+import functools
+
+STOPS = [False]
+TABLES, LAST = {}, None
+
+
+def make(length):
+    if STOPS[0]:
+        raise KeyboardInterrupt
+    return jnp.arange(float(length))[:, None]
+
+
+@functools.cache
+def cached(length):
+    return make(length)
+
+
+def table(length):
+    if length not in TABLES:
+        TABLES[length] = make(length)
+    return TABLES[length]
+
+
+def last(length):
+    global LAST
+    if LAST is None:
+        LAST = make(length)
+    return LAST
+
+
+KEPT = {cached: lambda: cached(6), table: lambda: TABLES[6], last: lambda: LAST}
+
+
+@pytest.mark.parametrize("fill", KEPT)
+def test_check(fill):
+    model = Model(fill)
+    model(X)
+    warm = KEPT[fill]()
+    STOPS[0] = True
+    try:
+        pytest_nnxcheck.check(model, X, transforms="jit", sweep="singles", max_examples=0)
+        interrupted = False
+    except KeyboardInterrupt:
+        interrupted = True
+    STOPS[0] = False
+    assert interrupted and KEPT[fill]() is warm
+"""
+
+
+def test_an_interrupted_check_leaves_the_caches_warm(pytester, verdicts_of):
+    pytester.makepyfile(test_interrupted=f"import pytest_nnxcheck\n{MODEL}{INTERRUPTED}")
+    failed, passed = verdicts_of()
+    assert (failed, len(passed)) == (set(), 3)
+
+
 IMPORTED = """
 import functools
 
@@ -611,6 +667,285 @@ def test_eager():
 def test_marked(nnx_wrap):
     nnx_wrap(Model(mask))(X)
 """
+
+
+OF_FIXTURES = """
+import functools
+
+
+@functools.cache
+def mask(length):
+    return jnp.arange(float(length))[:, None]
+
+
+TABLES = {}
+
+
+def table(length):
+    if length not in TABLES:
+        TABLES[length] = jnp.arange(float(length))[:, None]
+    return TABLES[length]
+
+
+LAST = None
+
+
+def last(length):
+    global LAST
+    if LAST is None or LAST.shape[0] != length:
+        LAST = jnp.arange(float(length))[:, None]
+    return LAST
+
+
+class Named(Model):
+    def __init__(self, length):
+        super().__init__(table)
+        self.made = nnx.Variable(table(length))
+
+
+FILL = {"mask": mask, "table": table, "last": last}
+
+
+def test_eager():
+    for fill in FILL.values():
+        Model(fill)(X)
+
+
+@pytest.fixture
+def model(request):
+    name, length = request.param
+    if name == "made":
+        return Named(length)
+    mask(length), table(length), last(length)
+    return {"mask": Model(mask), "table": Model(table), "last": Model(last)}[name]
+
+
+@marked
+@pytest.mark.parametrize("model", [(name, 32) for name in (*FILL, "made")], indirect=True, ids=[*FILL, "made"])
+def test_another_length(nnx_wrap, model):
+    nnx_wrap(model)(X)
+
+
+@marked
+@pytest.mark.parametrize("model", [(name, 6) for name in (*FILL, "made")], indirect=True, ids=[*FILL, "made"])
+def test_the_same_length(nnx_wrap, model):
+    nnx_wrap(model)(X)
+
+
+@pytest.fixture(scope="session")
+def shared():
+    return [mask(6), table(6)]
+
+
+@pytest.fixture(scope="session")
+def shared_of_another_length():
+    return [mask(32), table(32)]
+
+
+@pytest.fixture
+def more(shared):
+    return [mask(32), table(32)]
+
+
+@marked
+def test_shared(nnx_wrap, shared):
+    nnx_wrap(Model(mask))(X)
+    nnx_wrap(Model(table))(X)
+
+
+@marked
+def test_shared_and_more(nnx_wrap, more):
+    nnx_wrap(Model(mask))(X)
+    nnx_wrap(Model(table))(X)
+
+
+@marked
+def test_shared_of_another_length(nnx_wrap, shared_of_another_length):
+    nnx_wrap(Model(mask))(X)
+
+
+def test_after(shared):
+    assert {6, 32} <= TABLES.keys() and shared == [mask(6), table(6)]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [(), ("-k", "not eager")], ids=["after", "alone"])
+def test_a_fixture_fills_what_it_fills_in_a_fresh_process(pytester, verdicts_of, chosen):
+    pytester.makepyfile(test_of_fixtures=MODEL + OF_FIXTURES)
+    failed, passed = verdicts_of(*chosen)
+    names = ("mask", "table", "last", "made")
+    assert failed == {*(f"test_another_length[{name}]" for name in names), "test_shared_of_another_length"}
+    assert len(passed - {"test_eager"}) == 7
+
+
+LOADED = """
+import functools
+
+LOADS = []
+
+
+@functools.cache
+def weights():
+    LOADS.append(1)
+    return jnp.ones((8, 8))
+
+
+@pytest.fixture
+def model():
+    model = Model(lambda length: 1.0)
+    model.linear.kernel.value = weights() + 0.0
+    return model
+
+
+@marked
+@pytest.mark.parametrize("number", [1, 2])
+def test_marked(nnx_wrap, model, number):
+    nnx_wrap(model)(X)
+
+
+def test_loads():
+    assert len(LOADS) == 1
+"""
+
+
+def test_what_a_fixture_alone_keeps_stays(pytester, verdicts_of):
+    pytester.makepyfile(test_loaded=MODEL + LOADED)
+    failed, passed = verdicts_of()
+    assert (failed, len(passed)) == (set(), 3)
+
+
+RECEIVERS = """
+import functools
+
+
+@functools.cache
+def mask(length):
+    return jnp.arange(float(length))[:, None]
+
+
+TABLES = {}
+
+
+def table(length):
+    if length not in TABLES:
+        TABLES[length] = jnp.arange(float(length))[:, None]
+    return TABLES[length]
+
+
+class Filler:
+    def prepare(self, length):
+        table(length)
+
+
+class Loader:
+    def prepare(self, length):
+        return length
+
+
+class Both(Model):
+    def __init__(self):
+        super().__init__(table)
+        self.parts = nnx.static((Filler(), Loader())) if hasattr(nnx, "static") else ()
+
+    def prepare(self, length):
+        return length
+
+
+class Filling(Both):
+    def prepare(self, length):
+        self.fill(length)
+
+    def fill(self, length):
+        Filler().prepare(length)
+
+
+@marked
+def test_bad_method(nnx_wrap):
+    loader = Loader()
+    loader.prepare(6)
+    nnx_wrap(Model(table))(X)
+
+
+@marked
+def test_bad_method_of_the_model(nnx_wrap):
+    model = Both()
+    model.prepare(6)
+    Filling, nnx_wrap(model)(X)
+
+
+@marked
+def test_method(nnx_wrap):
+    filler = Filler()
+    filler.prepare(6)
+    nnx_wrap(Model(table))(X)
+
+
+@marked
+def test_method_of_the_model(nnx_wrap):
+    model = Filling()
+    model.prepare(6)
+    nnx_wrap(model)(X)
+
+
+@pytest.fixture
+def make():
+    def build(length):
+        table(length)
+        return Model(table)
+
+    return build
+
+
+@marked
+def test_factory(nnx_wrap, make):
+    nnx_wrap(make(6))(X)
+
+
+@marked
+def test_bad_factory(nnx_wrap, make):
+    nnx_wrap(make(32))(X)
+
+
+class TestHelpers:
+    def build(self, length):
+        table(length)
+        return Model(table)
+
+    @marked
+    def test_own_method(self, nnx_wrap):
+        nnx_wrap(self.build(6))(X)
+
+
+@marked
+@pytest.mark.parametrize("fill", [table, mask])
+def test_parameter(nnx_wrap, fill):
+    fill(6)
+    nnx_wrap(Model(fill))(X)
+
+
+def test_bad_check():
+    loader = Loader()
+    loader.prepare(6)
+    assert pytest_nnxcheck.check(Model(table), X, **SMALL).ok
+
+
+def test_check():
+    filler = Filler()
+    filler.prepare(6)
+    assert pytest_nnxcheck.check(Model(table), X, **SMALL).ok
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [(), ("-k", "bad")], ids=["all", "alone"])
+def test_the_code_that_fills_is_known_by_the_object_that_it_is_called_of(pytester, verdicts_of, chosen):
+    small = "SMALL = dict(transforms='jit', sweep='singles', max_examples=0, styles='argument')"
+    pytester.makepyfile(test_receivers=f"import pytest_nnxcheck\n{MODEL}{small}\n{RECEIVERS}")
+    failed, passed = verdicts_of(*chosen)
+    assert all("bad" in name for name in failed)
+    assert not any("bad" in name for name in passed)
+    assert len(failed) == 4
 
 
 @pytest.mark.slow

@@ -144,7 +144,8 @@ NOTES = [
     Fact("peak on target", ("v5e",), peaks=(round(18.2 * GIB), round(6.82 * GIB))),
     Fact("left out on target", ("h100",), "RuntimeError: no"),
     Fact("nothing on target", ("v5e", "h100"), "no nesting with an outer jit was run"),
-    Fact("asks for devices", ("v5e",), "jax.devices() at model.py:219"),
+    Fact("asks for devices", ("v5e",), "model.py:219 asked jax.devices()"),
+    Fact("answered", ("1 of TPU v5 lite on v5e",), "model.py:219 asked jax.devices()"),
 ]
 PLACES = [
     PeakLine("", (), True, 1, 0, KIB, 0, 0),
