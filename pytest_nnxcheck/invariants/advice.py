@@ -199,7 +199,7 @@ def held_twice(
 
 
 def saved_at_peak(facts: Sequence[SavedLine], live: Sequence[Buffer], sizes: Sizes) -> Iterator[SavedLine]:
-    """What one line saves, if it is more than all that goes in and comes out: the most of each kind, by scans, by remats, and by lines that run several times."""
+    """The lines that save more than all that goes in and comes out: one for scans, one for remats, one for lines that run several times."""
     made = [held for held in live if held.part != "gradients"]
     most: dict[tuple[bool, bool], SavedLine] = {}
     for fact in facts:
