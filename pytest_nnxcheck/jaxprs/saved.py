@@ -26,7 +26,7 @@ class SavedLine:
     bytes: int
     """The sum of all values."""
     kept: int
-    """What is saved with `jax.checkpoint` too: what remats take, what scans carry, and what goes into each run of a line that runs several times."""
+    """The bytes that `jax.checkpoint` saves too: what remats take, what scans carry, and what goes into each run of a line that runs several times."""
     types: tuple[str, ...]
     """The types of the arrays."""
     scanned: bool
