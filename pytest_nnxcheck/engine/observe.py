@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import backend, flax_modes, staging
+from pytest_nnxcheck.compat import backend, flax_modes, refusals, staging
 from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, is_ref, value_of
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms, cached_compiles, to_the_end
 from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
@@ -25,6 +25,7 @@ from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observat
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.peak import NO_COPIES, Copies, Memory, Split
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call, Example
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
@@ -83,7 +84,10 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
     elif subject.abstract and not root.takes_state:
         seen, tracers, touched = traced_without_values(root, guards, state)
     else:
-        seen, tracers, touched = run(call, root, guards, state, how)
+        try:
+            seen, tracers, touched = run(call, root, guards, state, how)
+        except Elsewhere as elsewhere:
+            seen, tracers, touched = traced_for_targets(call, root, guards, elsewhere)
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Leak, ...] = ()
     recorded = tuple(leak(left, None) for left in recorded_since(earlier, roots))
@@ -116,6 +120,18 @@ class Stopped(Exception):
     """Raised when the jit outside has its program, to end the call."""
 
 
+class Elsewhere(BaseException):
+    """Raised in place of the exception by which this platform ``refused`` a program, where targets were asked about it.
+
+    Not an ``Exception``, which would be that of the call.
+    """
+
+    def __init__(self, refused: Exception, targets: tuple[OnTarget, ...]) -> None:
+        super().__init__()
+        self.refused = refused
+        self.targets = targets
+
+
 def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTracers:
     """Run the program of a nesting, compiled for its memory where a jit is outside; an abstract one is compiled alone."""
     subject, programs = root.subject, list[Program]()
@@ -123,11 +139,9 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
     parameters = root.parameters()
 
     def execute(staged: staging.StagedJit) -> Any:
-        program = measured(root, parameters, staged, call.memo.shared_programs, how)
-        if how.targets is not None:
-            program = replace(program, targets=how.targets(program, functools.partial(on_machine, root, program)))
-        programs.append(with_addresses(program) if subject.abstract else program)
-        return programs[-1].outputs if subject.abstract else staged.run(program.compiled)
+        program, compiled = judged_program(call, root, parameters, staged, how)
+        programs.append(with_addresses(program, compiled) if subject.abstract else program)
+        return programs[-1].outputs if subject.abstract else staged.run(compiled)
 
     nested = compose(subject, root.profile, root.nesting, guards, root.jit(execute))
     state, inputs = root.handed(state)
@@ -135,8 +149,8 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
     # Before the program runs: what it donates has no pointer any more.
     given = [read_leaf(*leaf) for leaf in root.donated(went_in, inputs)]
     returned, error = to_the_end(nested, state, inputs)
-    seen = Observation(root.nesting, state, returned=returned, error=error, abstract=subject.abstract)
     program = programs[-1] if programs else None
+    seen = Observation(root.nesting, state, returned=returned, error=error, abstract=subject.abstract)
     if error is None:
         seen = replace(seen, output=un_nest(root.nesting, returned))
         subject.output_tree.arrays = seen.output
@@ -144,14 +158,7 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
     if program is not None:
         if not tracers and subject.abstract and program.traced.hoisted:
             tracers = guards.left()  # which jax 0.5 and flax 0.10 let through
-        seen = replace(
-            seen,
-            memory=program.memory,
-            copies=program.copies,
-            shared=program.compiled.shared,
-            compiled=program.compiled.program,
-            targets=program.targets,
-        )
+        seen = with_program(seen, program)
     if error or tracers:
         return seen, tracers, False
     came_out = dict(raw_leaves(state))
@@ -163,6 +170,14 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
         given = [program.leaf(*leaf) for leaf in root.donated(went_in, inputs)] if subject.abstract else given
         seen = with_moves(seen, root, program, came_out, given)
     return seen, (), False
+
+
+def with_program(seen: Observation, program: Program) -> Observation:
+    """The observation of a program, with what was read of it."""
+    seen = replace(seen, memory=program.memory, copies=program.copies, targets=program.targets)
+    if program.compiled is None:
+        return seen
+    return replace(seen, shared=program.compiled.shared, compiled=program.compiled.program)
 
 
 def with_moves(
@@ -349,6 +364,19 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
     return seen if seen.proves else None
 
 
+def traced_for_targets(call: Call, root: Root, guards: Guards, elsewhere: Elsewhere) -> WithTracers:
+    """Trace a nesting whose program targets alone can lower, so that the caller has something to go on with. No values can be computed here."""
+    state, taken = root.subject.fresh(), any(not on.left_out for on in elsewhere.targets)
+    seen, tracers, touched = Observation(root.nesting, state, proves=False), tuple[FoundTracer, ...](), False
+    if taken and root.subject.abstract:
+        seen, tracers, touched = traced_without_values(root, guards, state)
+    elif taken and not call.example.values_needed:
+        seen, tracers, touched = traced(call, root, guards, state, unfused=False)
+    if not seen.proves:
+        seen = replace(seen, error=elsewhere.refused, proves=True)
+    return replace(seen, targets=elsewhere.targets, refused=first_line(elsewhere.refused)), tracers, touched
+
+
 def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Path, Any]) -> tuple[Path, ...]:
     """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
     arrays = {path: value for path, value in went_in.items() if not is_held_ref(value)}
@@ -408,14 +436,14 @@ def is_small(call: Call) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program of a jit at the root, compiled and read."""
+    """The program of a jit at the root, compiled and read; traced alone where this platform refuses it."""
 
     staged: staging.StagedJit
     traced: TracedProgram
     names: tuple[str, ...]
-    """The names of its flat parameters, as far as they are known."""
-    compiled: Compiled
-    memory: Memory
+    """The names of its flat parameters, as far as they are known: first those of the state."""
+    compiled: Compiled | None = None
+    memory: Memory | None = None
     copies: Copies = NO_COPIES
     targets: tuple[OnTarget, ...] = ()
     outputs: Any = None
@@ -469,39 +497,53 @@ def traced_program(root: Root, staged: staging.StagedJit) -> TracedProgram:
     return TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, outputs=outputs, returned=returned)
 
 
-def measured(
-    root: Root,
-    parameters: tuple[str, ...],
-    staged: staging.StagedJit,
-    programs: SharedPrograms,
-    how: How,
-) -> Program:
-    """Compile the program of a root, or take one of ``programs`` that has the same text, and read it: ``parameters`` names those that are the state."""
-    label = root.subject.label
-    names = (*parameters, *root.subject.input_names)
-    compiled = programs.compiled(staged.traced.lower(), alone=how.alone)
+def judged_program(
+    call: Call, root: Root, parameters: tuple[str, ...], staged: staging.StagedJit, how: How
+) -> tuple[Program, Compiled]:
+    """The program of a root, compiled here and for targets: ``parameters`` names those that are the state.
+
+    Raises what jax and XLA raise, and `Elsewhere` where this platform refuses it and targets were asked.
+    """
+    program = Program(staged, traced_program(root, staged), (*parameters, *root.subject.input_names))
+
+    def on_targets(program: Program) -> tuple[OnTarget, ...]:
+        return how.targets(program, functools.partial(on_machine, root, program)) if how.targets else ()
+
+    try:
+        program, compiled = measured(root, program, call.memo.shared_programs, how)
+    except Exception as error:
+        if how.targets is None or not refusals.is_of_platform(error):
+            raise
+        raise Elsewhere(error, on_targets(program)) from error
+    return replace(program, targets=on_targets(program)), compiled
+
+
+def measured(root: Root, program: Program, programs: SharedPrograms, how: How) -> tuple[Program, Compiled]:
+    """Compile the program of a root, or take one of ``programs`` that has the same text, and read it. Raises what jax and XLA raise."""
+    label, traced = root.subject.label, program.traced
+    compiled = programs.compiled(program.staged.traced.lower(), alone=how.alone)
     if label not in compiled.read:
         compiled.read[label] = buffers.read(compiled.program, subject=label)
-    memory, traced = compiled.read[label].with_names(names), traced_program(root, staged)
+    memory = compiled.read[label].with_names(program.names)
 
     def split_of(jitted: Any) -> Split:
         return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))
 
     held = copies_in(traced, memory, root.profile.copied_bytes, split_of) if how.copies else NO_COPIES
-    return Program(staged, traced, names, compiled, memory, held)
+    return replace(program, compiled=compiled, memory=memory, copies=held), compiled
 
 
-def with_addresses(program: Program) -> Program:
+def with_addresses(program: Program, compiled: Compiled) -> Program:
     """The abstract program with its outputs, and what XLA's own aliasing tells of their buffers."""
-    compiled, parameters = program.compiled.program, program.traced.arguments
+    parameters = program.traced.arguments
     infos, treedef = jax.tree.flatten(program.staged.traced.out_info)
-    shardings = [None] * len(infos) if program.in_refs else jax.tree.leaves(compiled.output_shardings)
+    shardings = [None] * len(infos) if program.in_refs else jax.tree.leaves(compiled.program.output_shardings)
     made = [
         abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
         for info, sharding in zip(infos, shardings, strict=True)
     ]
     outputs = jax.tree.unflatten(treedef, made)
-    aliased = aliases(compiled)
+    aliased = aliases(compiled.program)
     if aliased is None:
         return replace(program, outputs=outputs)
     # An output that is no parameter's has an address behind all of theirs.

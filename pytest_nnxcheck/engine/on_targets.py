@@ -65,15 +65,15 @@ class Donation:
     names: dict[int, str]
     """Their names, by their numbers among the arguments. An empty leaf has no buffer to donate."""
     lost: frozenset[int]
-    """The numbers of the leaves that lose their buffer on the CPU."""
+    """The numbers of the leaves that lose their buffer on the CPU; none where that refuses the program."""
 
     @classmethod
     def of(cls, program: Program) -> Donation:
-        """The donation of a program which was compiled for the CPU."""
+        """The donation of a program."""
         names, arguments = dict(enumerate(program.names)), program.traced.arguments
         donated = {number: names.get(number, "") for number in program.traced.donated if arguments[number].size}
-        kept = aliases(program.compiled.program) or {}
-        return cls(donated, frozenset(donated.keys() - {*kept.values()}))
+        kept = donated if program.compiled is None else (aliases(program.compiled.program) or {}).values()
+        return cls(donated, frozenset(donated.keys() - {*kept}))
 
     def told(self, on: OnTarget, compiled: Any) -> OnTarget:
         """Add the leaves that lose their buffer in the program compiled for a target."""
@@ -154,7 +154,7 @@ class OnTargets:
         started = time.perf_counter()
         said = OnTarget(str(named), wheel=wheels.versions(named.chip.compiler), state=self.state)
         try:
-            mesh = targets.mesh_of(program.traced.arguments, program.compiled.program)
+            mesh = targets.mesh_of(program.traced.arguments, program.compiled and program.compiled.program)
             target = targets.target_of(named, mesh)
             if self.asks:
                 program, answered = _there(target, on_machine)
@@ -171,7 +171,7 @@ class OnTargets:
         limit, share = targets.limit_of(target.chip)
         first = DEFAULT if target.chip.gpu else QUICK
         said = replace(said, target=str(target), limit=limit, share=share, effort=first)
-        donation, constants = Donation.of(program), program.memory.constants
+        donation, constants = Donation.of(program), program.memory.constants if program.memory else 0
 
         # What is printed holds no memory, and would be a callback, which jax lowers for no device that is not there.
         traced = replace(program.traced, jaxpr=flow.without_prints(program.traced.jaxpr))

@@ -34,7 +34,8 @@ def judge(ran: Ran) -> Iterator[Finding]:
     """
     memory, bound = ran.observation.memory, ran.bound
     on_cpu = of_program(ran, memory, bound) if memory is not None and bound is not None else ()
-    findings = [*on_cpu, *(finding for on in ran.observation.targets for finding in of_target(on, ran, bound))]
+    there = bound or of_targets_alone(ran)
+    findings = [*on_cpu, *(finding for on in ran.observation.targets for finding in of_target(on, ran, there))]
     advice = advised(ran)
     yield from findings or ([MemoryWasted(advice=advice)] if advice else [])
 
@@ -62,6 +63,15 @@ def of_target(on: OnTarget, ran: Ran, bound: Bound | None) -> Iterator[Finding]:
         yield OverBudgetOnTarget(on=on, bound=bound, layers=gradient(ran))
     if bound is not None and bound.default and on.copies >= least_copy(on.state):
         yield CopiedOnTarget(on=on, cause=cause(ran))
+
+
+def of_targets_alone(ran: Ran) -> Bound | None:
+    """The bound of a program that was not compiled here: a budget in bytes. Without a budget copies of the state are judged; a multiple has nothing to multiply."""
+    budget = ran.call.settings.memory_budget
+    if not ran.observation.refused or (budget is not None and budget.bytes is None):
+        return None
+    size = 0 if budget is None else budget.bytes or 0
+    return Bound(0, size, default=budget is None, asked=budget.written or format_bytes(size) if budget else "")
 
 
 def gradient(ran: Ran) -> Layers:
