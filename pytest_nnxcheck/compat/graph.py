@@ -353,6 +353,13 @@ CUSTOM_RULES = "custom_derivatives.py"
 """The file of `jax.custom_vjp` and `jax.custom_jvp`."""
 
 
+def is_of_flax(eqn: Any) -> bool:
+    """True if a line of flax makes an equation, called by the user's code or not. No public way; all versions."""
+    traceback = _read(_read(eqn, "source_info"), "traceback")
+    owners = (of_file(frame.file_name) for frame in (traceback.frames if traceback is not None else ()))
+    return next((owner for owner in owners if owner != "jax"), "") == "flax"
+
+
 def is_jit_of_library(eqn: Any, inner: Any) -> bool:
     """True if an equation calls a jitted function that is not the user's: jax keeps the trace of its first call, and the lines of that call.
 

@@ -77,6 +77,11 @@ class Value:
         frames = graph.frames_of_call(self.eqn)
         return near(f"{frames[0][0]}:{frames[0][1]}") if frames else ""
 
+    @property
+    def operation(self) -> tuple[Any, ...]:
+        """The same for two equations if the program came to one operation twice."""
+        return self.eqn.source_info.traceback, self.eqn.primitive.name
+
 
 def saved(jaxpr: Any) -> tuple[SavedLine, ...]:
     """The values that an open jaxpr saves for its backward part, by line, the largest first; those of remats, and of each loop, apart from the rest."""
@@ -164,7 +169,7 @@ def by_line(groups: Sequence[Sequence[Value]], *, of_remats: bool) -> Iterator[S
         for group, value in found:
             size[group] = size.get(group, 0) + nbytes(value.aval)
         total, kept = sum(size.values()), {value for _, value in found if value.kept}
-        repeated = scanned or runs_again([graph.frames_of_call(value.eqn) for _, value in found])
+        repeated = scanned or runs_again([value for _, value in found])
         if repeated and not scanned and not of_remats and total >= FLOOR:
             kept |= into_runs(line, groups[0])
         yield SavedLine(
@@ -184,14 +189,12 @@ def into_runs(line: str, values: Sequence[Value]) -> set[Value]:
     A run ends where the line comes back to an operation that it has made, in the order of the program.
     """
     runs: dict[Value, int] = {}
-    run, made, last = 0, set[Any](), None
+    run, made = 0, dict[Any, Any]()
     for value in values:
         if value.line == line:
-            at = value.eqn.source_info.traceback
-            if at in made and at != last:
-                run, made = run + 1, set()
-            made.add(at)
-            runs[value], last = run, at
+            if made.setdefault(value.operation, value.eqn) is not value.eqn:
+                run, made = run + 1, {value.operation: value.eqn}
+            runs[value] = run
     operands = {(value, operand) for value in runs for operand in value.made_of if operand is not None}
     return {
         operand
@@ -200,9 +203,11 @@ def into_runs(line: str, values: Sequence[Value]) -> set[Value]:
     }
 
 
-def runs_again(stacks: Sequence[Sequence[tuple[str, int]]]) -> bool:
-    """True if a line runs several times: it has several stacks, or a frame of one is in a loop of Python."""
-    return len({*map(tuple, stacks)}) > 1 or any(line in loop_lines(file) for file, line in stacks[0])
+def runs_again(values: Sequence[Value]) -> bool:
+    """True if the line of these values runs several times: it has several stacks, or a frame of one is in a loop of Python that makes an operation again."""
+    stacks = {graph.frames_of_call(value.eqn) for value in values}
+    again = len({value.operation for value in values}) < len({id(value.eqn) for value in values})
+    return len(stacks) > 1 or (again and any(line in loop_lines(file) for stack in stacks for file, line in stack))
 
 
 @functools.lru_cache(maxsize=256)

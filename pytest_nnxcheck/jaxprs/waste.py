@@ -194,12 +194,12 @@ def joined(level: Level) -> Iterator[HeldTwice]:
 
 
 def reordered(level: Level) -> Iterator[HeldTwice]:
-    """Inputs whose elements are reordered for a loop: all of them move before its first step."""
+    """Inputs whose elements are reordered for a loop: all of them move before its first step. What flax reorders, as `nnx.RNN` does, nobody can write otherwise."""
     for eqn in level.jaxpr.eqns:
         for var in eqn.invars if eqn.primitive.name in LOOPS else ():
             start, way = way_from_input(level, var)
             move = next((each for each in way if each.primitive.name in MOVES), None)
-            if move is not None and start.aval.size == var.aval.size:
+            if move is not None and start.aval.size == var.aval.size and not graph.is_of_flax(move):
                 operation = "permuted" if move.primitive.name == GATHER else "reordered"
                 yield twice([level.inputs[id(start)]], operation, move, var)
 

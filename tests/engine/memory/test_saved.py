@@ -46,6 +46,10 @@ def in_a_comprehension(x):
     return sum([jnp.sin(x + k).sum() for k in range(3)])
 
 
+def once_in_a_comprehension(x):
+    return sum(jnp.tanh(jax.nn.gelu(y)).sum() for y in [x])
+
+
 def called_from_two_lines(x):
     def layer(x):
         return jnp.sin(x)
@@ -97,6 +101,8 @@ def test_the_values_of_a_line_are_one_fact_that_says_whether_it_runs_several_tim
     assert lines_of(once, X) == {line(once, "jnp.sin"): (SIZE, False)}
     assert lines_of(in_a_loop, X) == {line(in_a_loop, "jnp.sin"): (3 * SIZE, True)}
     assert lines_of(in_a_comprehension, X) == {line(in_a_comprehension, "jnp.sin"): (3 * SIZE, True)}
+    ((_, repeated),) = lines_of(once_in_a_comprehension, X).values()
+    assert not repeated
     assert lines_of(called_from_two_lines, X) == {line(called_from_two_lines, "jnp.sin"): (2 * SIZE, True)}
     assert lines_of(jax.jit(once), X) == lines_of(once, X)
     assert not any(fact.repeated for fact in saved(jaxpr_of(gradients_in_a_loop, X))), (
