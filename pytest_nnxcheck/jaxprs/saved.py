@@ -79,7 +79,7 @@ class Value:
 
     @property
     def source(self) -> Any:
-        """Where the equation is from; what one call of a library's jitted function makes is from one place."""
+        """The place that the equation is from: what one call of a library's jitted function makes is from one place."""
         return self.eqn.source_info
 
     @property
