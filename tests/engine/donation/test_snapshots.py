@@ -54,9 +54,7 @@ def test_the_body_holds_arrays_that_the_step_donates(take):
     assert snapshot is not None
 
 
-@pytest.mark.parametrize(
-    "take", [np.asarray, lambda kernel: {"best": np.asarray(kernel)[1:]}, np.array, np.sum]
-)
+@pytest.mark.parametrize("take", [np.asarray, lambda kernel: {"best": np.asarray(kernel)[1:]}, np.array, np.sum])
 def test_a_view_of_numpy_keeps_the_step_from_donating(take):
     model = linear()
     model.kernel.value = jnp.zeros((4, 4)) + 1  # in memory of jax' own
