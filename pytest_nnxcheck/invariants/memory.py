@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment, Words
 from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, PeakCause, Split, least_copy
 from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, format_bytes, told_apart
 from pytest_nnxcheck.engine import rematted
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants.advice import MemoryWasted, advised
@@ -184,10 +184,7 @@ def cured_otherwise(findings: Sequence[Finding]) -> str:
 
 def tried(before: int, after: int, *, enough: bool = True) -> str:
     """The words behind a hint whose change was made and compiled: the peaks without it and with it."""
-    sizes = [format_bytes(size) for size in (before, after)]
-    if sizes[0] == sizes[1]:
-        sizes = [format_bytes(size, decimals=3) for size in (before, after)]
-    return f" (tried: peak {sizes[0]} -> {sizes[1]}{'' if enough else ', which is not enough'})"
+    return f" (tried: peak {' -> '.join(told_apart(before, after))}{'' if enough else ', which is not enough'})"
 
 
 class OfPeak(Finding):
@@ -232,8 +229,8 @@ class PeakOverBudget(OnCpu):
     layers: Layers = None
 
     def sentence(self) -> str:
-        peak, most = self.figures.split.peak, self.figures.bound.budget
-        return f"peak {format_bytes(peak)} is over the budget of {format_bytes(most)}"
+        peak, most = told_apart(self.figures.split.peak, self.figures.bound.budget)
+        return f"peak {peak} is over the budget of {most}"
 
     def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
         yield over(self.figures.split, self.figures.bound.budget)

@@ -177,7 +177,7 @@ def stacks(level: Level) -> Iterator[Stack]:
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
             continue
-        for var in carried_and_stacked(eqn)[1]:
+        for var in eqn.outvars[staging.scan_layout(eqn)[1] :]:
             readers = level.users(var)
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
                 yield Stack(graph.equation_line(eqn), describe(var.aval), nbytes(var.aval), bool(readers))
@@ -194,12 +194,12 @@ def joined(level: Level) -> Iterator[HeldTwice]:
 
 
 def reordered(level: Level) -> Iterator[HeldTwice]:
-    """Inputs whose elements are reordered for a loop: all of them move before its first step."""
+    """Inputs whose elements are reordered for a loop: all of them move before its first step. What flax reorders, as `nnx.RNN` does, nobody can write otherwise."""
     for eqn in level.jaxpr.eqns:
         for var in eqn.invars if eqn.primitive.name in LOOPS else ():
             start, way = way_from_input(level, var)
             move = next((each for each in way if each.primitive.name in MOVES), None)
-            if move is not None and start.aval.size == var.aval.size:
+            if move is not None and start.aval.size == var.aval.size and not graph.is_of_flax(move):
                 operation = "permuted" if move.primitive.name == GATHER else "reordered"
                 yield twice([level.inputs[id(start)]], operation, move, var)
 
@@ -293,12 +293,6 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
 def twice(leaves: Iterable[int], operation: str, eqn: Any, whole: Any, *parts: Any) -> HeldTwice:
     types = tuple(describe(var.aval) for var in (whole, *parts))
     return HeldTwice(tuple(sorted(leaves)), operation, graph.equation_line(eqn), types, nbytes(whole.aval))
-
-
-def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
-    """The outputs of a scan: those that it carries, and those that have an axis for its steps."""
-    _, carry = staging.scan_layout(eqn)
-    return eqn.outvars[:carry], eqn.outvars[carry:]
 
 
 def takes_one(eqn: Any, stack: Any) -> bool:

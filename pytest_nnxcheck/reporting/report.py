@@ -724,6 +724,7 @@ def in_terminal(head: Head, width: int, *, verbose: bool) -> str:
     for label, said in (
         ("expected to fail", came_true(head)),
         ("compiled for targets", target_seconds(head)),
+        *(said for each in head.targets for said in target_rows.program(each)),
         ("passes with memory_budget", budgets),
         ("holds at its peak", head.holds if head.passed else ""),
     ):

@@ -46,6 +46,10 @@ def in_a_comprehension(x):
     return sum([jnp.sin(x + k).sum() for k in range(3)])
 
 
+def once_in_a_comprehension(x):
+    return sum(jnp.tanh(jax.nn.gelu(y)).sum() for y in [x])
+
+
 def called_from_two_lines(x):
     def layer(x):
         return jnp.sin(x)
@@ -97,6 +101,8 @@ def test_the_values_of_a_line_are_one_fact_that_says_whether_it_runs_several_tim
     assert lines_of(once, X) == {line(once, "jnp.sin"): (SIZE, False)}
     assert lines_of(in_a_loop, X) == {line(in_a_loop, "jnp.sin"): (3 * SIZE, True)}
     assert lines_of(in_a_comprehension, X) == {line(in_a_comprehension, "jnp.sin"): (3 * SIZE, True)}
+    ((_, repeated),) = lines_of(once_in_a_comprehension, X).values()
+    assert not repeated
     assert lines_of(called_from_two_lines, X) == {line(called_from_two_lines, "jnp.sin"): (2 * SIZE, True)}
     assert lines_of(jax.jit(once), X) == lines_of(once, X)
     assert not any(fact.repeated for fact in saved(jaxpr_of(gradients_in_a_loop, X))), (
@@ -116,6 +122,12 @@ def activations_in_a_loop(x, w):
     return x.sum()
 
 
+def jits_of_a_library_in_a_loop(x, w):
+    for k in range(4):
+        x = jax.nn.silu(x @ w + k)
+    return x.sum()
+
+
 def operands_in_a_loop(x, w):
     for _ in range(4):
         y = x @ w
@@ -128,6 +140,7 @@ def operands_in_a_loop(x, w):
     [
         (layers_in_a_loop, "x @ w", 3, 3),  # what goes into the second layer, and so on
         (activations_in_a_loop, "x @ w", 11, 3),  # that, and what the cosine and the sine need
+        (jits_of_a_library_in_a_loop, "jax.nn.silu", 15, 3),
         (operands_in_a_loop, "jnp.sin", 7, 4),  # y
     ],
 )

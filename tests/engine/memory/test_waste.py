@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checking import line
+from flax import nnx
 
+from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.jaxprs.waste import HeldTwice, waste
 
@@ -117,6 +119,24 @@ def test_a_leaf_is_followed_through_inner_calls(name):
     operation, call = INNER[name]
     facts = waste(staging.open_jaxpr(jax.make_jaxpr(call)(jnp.ones((4, 4)))), {})
     assert [fact.operation for fact in facts] == ([operation] if operation else [])
+
+
+class Recurrent(nnx.Module):
+    """Over a batch of sequences, which flax or the call brings into the order of its steps."""
+
+    def __init__(self, transposed):
+        self.rnn, self.transposed = nnx.RNN(nnx.GRUCell(64, 64, rngs=nnx.Rngs(0))), transposed
+
+    def __call__(self, x):
+        return self.rnn(x.swapaxes(0, 1), time_major=True) if self.transposed else self.rnn(x)
+
+
+@pytest.mark.slow
+def test_what_flax_reorders_for_its_own_loop_is_nobodys_to_write_otherwise():
+    x = jnp.ones((4, 512, 64))
+    (piece,) = check(Recurrent(transposed=True), x, nesting="jit").advice
+    assert "all of x once more, in another order for a loop" in piece
+    assert check(Recurrent(transposed=False), x, nesting="jit").advice == ()
 
 
 def test_part_of_a_leaf_and_what_was_computed_are_no_cast():
