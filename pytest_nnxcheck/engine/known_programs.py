@@ -18,9 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
+import jax
+
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.compile_cache import Compiled, folder_of_compiles
+from pytest_nnxcheck.compat.owner import of_file
 from pytest_nnxcheck.core.on_target import without_lists
 from pytest_nnxcheck.core.peak import Buffer, Live, Memory, Order, Split
 from pytest_nnxcheck.kept import Folder, Kept
@@ -45,10 +48,14 @@ class ProgramFacts:
     aliases: Mapping[int, int] | None
     """The argument whose buffer each output takes over, by their numbers; `None` where the compiler does not tell."""
     lines: tuple[str, ...] = ()
-    """The place of each operation in the program's text, ``path:line``, each once, in the order of the text."""
+    """The user's places in the program's text, ``path:line``, in its order."""
 
     def at(self, lines: Sequence[str]) -> ProgramFacts | None:
         """The facts of the same program whose operations are at other ``lines``; `None` if they cannot be paired."""
+        if {*lines} == {
+            *self.lines
+        }:  # jax may have cached parts of the trace: where a text names a line first says nothing then
+            return self
         moved = dict(zip(self.lines, lines, strict=False))
         if len(lines) != len(self.lines) or any(moved[old] != new for old, new in zip(self.lines, lines, strict=True)):
             return None
@@ -84,9 +91,10 @@ _PLACE = re.compile(r'loc\("([^"]+)":(\d+)')
 
 
 def lines_of(compiled: Compiled) -> tuple[str, ...]:
-    """The places in the text of a program, ``path:line``, in its order: MLIR writes each once."""
+    """The user's places in the text of a program, ``path:line``, in its order: MLIR writes each once."""
     text = compiled.lowered.compiler_ir().operation.get_asm(enable_debug_info=True)
-    return tuple(f"{path}:{line}" for path, line in _PLACE.findall(text))
+    # The same program comes of several nestings, by other lines of jax, flax and ours.
+    return tuple(f"{path}:{line}" for path, line in _PLACE.findall(text) if of_file(path) in ("user", "installed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +123,27 @@ def facts_of(compiled: Compiled, subject: str, *, earlier: bool) -> KnownProgram
 def keep(compiled: Compiled, subject: str) -> None:
     """Keep the facts of a program for later runs. A file that cannot be written costs a compile, never a test."""
     found, folder = compiled.read.get(subject), _folder(compiled)
-    if found is not None and not found.earlier and folder is not None:
+    if found is not None and not found.earlier and folder is not None and not found.facts.lines:
+        facts = replace(found.facts, lines=lines_of(compiled))
+        compiled.read[subject] = replace(found, facts=facts)
         with contextlib.suppress(OSError):
-            folder.put(_key(compiled, subject), replace(found.facts, lines=lines_of(compiled)))
+            folder.put(_key(compiled, subject), facts)
 
 
 def _folder(compiled: Compiled) -> Folder[ProgramFacts] | None:
-    path = folder_of_compiles()
-    if path is None or not compiled.key:
-        return None
-    return Folder(path, "-program", ProgramFacts.to_bytes, ProgramFacts.of_bytes)
+    path = _path(compiled)
+    return None if path is None else Folder(path, "-program", ProgramFacts.to_bytes, ProgramFacts.of_bytes)
+
+
+def _path(compiled: Compiled) -> Path | None:
+    """The folder of what is known; `None` for a program that nothing is kept of: the text does not name the chip of a GPU."""
+    return folder_of_compiles() if compiled.key and jax.default_backend() == "cpu" else None
 
 
 def split_of(compiled: Compiled) -> Split:
     """The totals of a program, without its constants. Raises what XLA raises."""
-    path = folder_of_compiles()
-    folder = Folder(path, "-split", _split_to_bytes, _split_of_bytes) if path and compiled.key else None
+    path = _path(compiled)
+    folder = None if path is None else Folder(path, "-split", _split_to_bytes, _split_of_bytes)
     splits: Kept[Split] = compiled.read.setdefault("split", Kept())
     return splits.recall(_key(compiled), lambda: buffers.split_of(compiled.program), folder)
 

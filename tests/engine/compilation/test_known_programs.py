@@ -222,6 +222,7 @@ def test_lines_that_cannot_be_paired_are_no_lines() -> None:
 
     assert facts.at(("a:3", "a:4")) is None
     assert facts.at(("a:3", "a:4", "a:5")) is None
+    assert facts.at(("a:2", "a:1")) is facts
     moved = facts.at(("b:3", "b:4", "b:3"))
     assert moved is not None
     assert moved.lines == ("b:3", "b:4", "b:3")
