@@ -22,6 +22,7 @@ from pytest_nnxcheck.core.ledger import ledger
 from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
 from pytest_nnxcheck.core.notes import Fact, Mapped, Note, RaisedUnNested, ValueAsked
+from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.settings import Settings
@@ -413,6 +414,8 @@ def outcome_of(seen: Seen) -> Checked:  # noqa: C901, PLR0912 - a table, a row e
                     "tracers to the invariants"
                 )
             return Checked(None, violated(seen))
+        case Exception() if refusals.is_of_platform(error) and not judgement.violations:
+            return refused_here(call, error, observation.targets)
         case Exception() if seen.in_arrays and call.subject.in_refs and not inside:
             # In the mode that puts the state there, nothing is checked if a jit alone raises.
             return Checked(None, Outcome(nesting, "rejected", reason=first_line(error), by_mode=True))
@@ -592,6 +595,10 @@ def not_moved(ran: Ran) -> tuple[str, ...]:
 def of_targets(observation: Observation) -> Iterator[Fact]:
     """Targets that could not compile the program, and those on which the un-nested program needs far more than on the CPU."""
     held = observation.memory
+    if observation.refused:
+        yield Fact(
+            "on targets alone", tuple(on.target for on in observation.targets if not on.left_out), observation.refused
+        )
     for on in observation.targets:
         if on.left_out:
             yield Fact("left out on target", (on.target,), on.left_out)
@@ -619,6 +626,14 @@ def of_lines(call: Call, observation: Observation) -> Iterator[Fact]:
 def left_out(call: Call, misfit: Misfit) -> Checked:
     """The outcome of a nesting that cannot take the call."""
     return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
+
+
+def refused_here(call: Call, error: Exception, asked: tuple[OnTarget, ...]) -> Checked:
+    """The outcome of a nesting whose program this platform cannot lower, nor any target that was ``asked``."""
+    why = "; ".join(f"not checked on {on.target}: {on.left_out}" for on in asked)
+    misfit = Misfit("platform", why or "name a target that can, --nnx-target", other=first_line(error))
+    evidence = Evidence(targets=asked) if asked else None
+    return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit, evidence=evidence))
 
 
 def raises_in_refs(seen: Seen) -> bool:

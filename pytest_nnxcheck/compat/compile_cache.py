@@ -180,10 +180,12 @@ def beside_text(lowered: Any) -> Hashable | None:
     return beside
 
 
-def durable_text(text: str, beside: Hashable | None) -> str:
-    """The text of a program with all that is `beside_text`, for later processes; empty where that names objects of this process. All versions."""
-    more = "" if beside is None else repr(beside)
-    return f"{text}\n{more}" if more and " at 0x" not in more else ""
+def durable_text(text: str, lowered: Any, beside: Hashable) -> str:
+    """The text of a program with all that is `beside_text`, for later processes; empty where that names objects of this process, or several devices. All versions."""
+    more = repr(beside)
+    arguments = lowered._lowering.compile_args
+    devices = arguments.get("num_devices", len([*(arguments.get("device_assignment") or ())]))
+    return f"{text}\n{more}" if devices == 1 and " at 0x" not in more else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -245,7 +247,7 @@ class SharedPrograms:
         text = canonical(lowered.as_text())
 
         def find_out() -> Compiled:
-            key = durable_text(text, beside)
+            key = durable_text(text, lowered, beside)
             return Compiled(Compiling(lowered, executable=runs or not key), shared=False, lowered=lowered, key=key)
 
         known = self.known.recall((text, beside), find_out)

@@ -331,16 +331,33 @@ def is_of_derivative(eqn: Any) -> bool:
 def frames_of_call(eqn: Any) -> tuple[tuple[str, int], ...]:
     """(file, line) of the frames of the call that made a jaxpr's equation, from the user's innermost one outwards; empty where jax kept none.
 
-    A line of an installed package counts where there is none of the user's. The frames end where jax runs the function that the user's are in.
-    No public way; all versions.
+    A line of an installed package counts where there is none of the user's. The frames end where jax runs the function that the user's are in,
+    unless that is the rule of a `jax.custom_vjp`, which runs where the function is called. No public way; all versions.
     """
     traceback = _read(_read(eqn, "source_info"), "traceback")
     every = traceback.frames if traceback is not None else ()
     inside = [*itertools.takewhile(lambda frame: not surrounds(frame.file_name), every)]
     owners = [of_file(frame.file_name) for frame in inside]
     first = next((owners.index(whose) for whose in ("user", "installed") if whose in owners), len(inside))
-    end = next((number for number in range(first, len(inside)) if owners[number] == "jax"), len(inside))
-    return tuple((frame.file_name, frame.line_num) for frame in inside[first:end])
+    frames = list[Any]()
+    for of_jax, block in itertools.groupby(inside[first:], lambda frame: of_file(frame.file_name) == "jax"):
+        called = [*block]
+        if not of_jax:
+            frames += called
+        elif not any(frame.file_name.endswith(CUSTOM_RULES) for frame in called[-2:]):  # the last may filter tracebacks
+            break
+    return tuple((frame.file_name, frame.line_num) for frame in frames)
+
+
+CUSTOM_RULES = "custom_derivatives.py"
+"""The file of `jax.custom_vjp` and `jax.custom_jvp`."""
+
+
+def is_of_flax(eqn: Any) -> bool:
+    """True if a line of flax makes an equation, called by the user's code or not. No public way; all versions."""
+    traceback = _read(_read(eqn, "source_info"), "traceback")
+    owners = (of_file(frame.file_name) for frame in (traceback.frames if traceback is not None else ()))
+    return next((owner for owner in owners if owner != "jax"), "") == "flax"
 
 
 def is_jit_of_library(eqn: Any, inner: Any) -> bool:
@@ -358,13 +375,11 @@ def is_jit_of_library(eqn: Any, inner: Any) -> bool:
 def is_backward(eqn: Any) -> bool:
     """True if an equation of a jaxpr is of the backward part of a derivative.
 
-    No public way: jax 0.7 and newer name the equations, as tried on 0.10 and 0.12. On 0.4.33, 0.5.3 and 0.6.2 a scan in the other direction is
-    taken for one, and a remat that computes something again.
+    No public way: the stack of names says which transforms made an equation. Its text has them from jax 0.7 on, and before only where a scope is
+    named inside; what it consists of has them on all versions.
     """
-    if jax.__version_info__ < (0, 7):
-        inner = getattr(eqn.params.get("jaxpr"), "eqns", ()) if eqn.params.get("differentiated") else ()
-        return (eqn.primitive.name == "scan" and bool(eqn.params["reverse"])) or any(map(is_recomputed, inner))
-    return "transpose(" in str(_read(_read(eqn, "source_info"), "name_stack"))
+    parts = _read(_read(_read(eqn, "source_info"), "name_stack"), "stack") or ()
+    return any(type(part).__name__ == "Transform" and part.name == "transpose" for part in parts)
 
 
 def is_recomputed(eqn: Any) -> bool:

@@ -84,6 +84,18 @@ def is_of_flax(error: BaseException) -> bool:
     )
 
 
+_OF_CPU = ("not found for platform cpu", "is not supported by XLA:CPU", "supported on CPU backend")
+"""Words of jax and XLA about a primitive that another platform lowers: no rule for it, no code for it, or a kernel of Pallas."""
+
+
+def is_of_platform(error: BaseException | None) -> bool:
+    """True if jax or XLA refused a program that it can lower for another platform: a kernel of Pallas, `jax.lax.ragged_all_to_all`.
+
+    No type says so. Tried on all versions.
+    """
+    return error is not None and any(words in str(error) for words in _OF_CPU)
+
+
 def branch_in_a_loop(error: BaseException, transforms: list[str]) -> bool:
     """True if jax fails an ``assert`` without text in its rule for conditionals, under ``transforms`` inside a jit: no one layer raises alone.
 

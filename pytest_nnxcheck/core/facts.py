@@ -173,6 +173,8 @@ class Observation:
     """The donations of the jits of the un-nested call itself."""
     targets: tuple[OnTarget, ...] = ()
     """The program on each target that it was compiled for."""
+    refused: str = ""
+    """The words, in one line, with which this platform refused a program that ``targets`` alone can lower."""
 
     @property
     def settled(self) -> bool:

@@ -125,7 +125,7 @@ MisfitKind = Literal[
     "retyped", "retyped, twice", "relabelled", "added", "removed", "replaced", "attributes set", "sharded leaf",
     "no float input", "no parameter", "no float output", "no derivative",
     "no graph updates", "hidden arrays", "own jit", "no nnx.shard_map", "refused", "branch in a loop",
-    "reference carried", "in references",
+    "reference carried", "in references", "platform",
 ]  # fmt: skip
 
 

@@ -181,7 +181,7 @@ FactKind = Literal[
     "decided by rounding", "decided by fusion", "many equations", "number",
     "values are kept", "converted", "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
-    "peak on target", "left out on target", "nothing on target", "asks for devices", "answered", "leaked", "made anew", "lost in copies", "beside references", "nothing in references", "written twice",
+    "peak on target", "left out on target", "nothing on target", "asks for devices", "answered", "on targets alone", "leaked", "made anew", "lost in copies", "beside references", "nothing in references", "written twice",
 ]  # fmt: skip
 
 
@@ -228,6 +228,7 @@ FACTS: dict[FactKind, str] = {
     "nothing on target": "no program was compiled for {all}: {of}",
     "asks for devices": "{of} once, and the code keeps the answer, which is the CPU's: on {all} another branch may run",
     "answered": "{of}: answered {all}",
+    "on targets alone": "judged on {all} alone, since this CPU cannot lower the program: {of}",
 }
 """The sentences of facts; `Fact.words` fills in the braces."""
 

@@ -4,10 +4,41 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.peak import Buffer, PeakLine, Split
+
+Network = Literal["", "ici", "dcn"]
+"""The network between devices, for several slices of TPUs: that of a slice, or that of the data center between them; empty where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The operations of one kind between the devices of a program, in one call."""
+
+    kind: str
+    """The name of XLA: ``all-gather``."""
+    count: int
+    """Their number; those of a loop count in each of its steps."""
+    bytes: int
+    """The bytes of one device that take part, in all of them."""
+    network: Network = ""
+    at_least: bool = False
+    """True if a loop has them whose number of steps is not known, so that they count once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The arguments of a program that the same axes of its mesh cut into pieces."""
+
+    axes: tuple[str, ...]
+    """The names of the axes; none for arguments that are whole on each device."""
+    leaves: int
+    elements: int
+    """The number of their elements, on all devices together."""
+    bytes: int
+    """The bytes of one device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +89,14 @@ class OnTarget:
     """The largest buffers at that peak that are no arguments."""
     picture: Picture | None = None
     """The picture of its memory there."""
+    collectives: tuple[Collective, ...] = ()
+    """The operations between devices, by network and kind: those with the most bytes first."""
+    spread: tuple[Spread, ...] = ()
+    """The arguments of a program over a mesh, by the axes that cut them: those with the most elements first."""
+    flops: int | None = None
+    """The floating point operations of one device in one call; `None` where the compiler counts none, or counts those of a loop once."""
+    accessed: int | None = None
+    """The bytes that one device reads and writes in its memory, known where ``flops`` is."""
     seconds: float = field(default=0.0, compare=False)
     """The seconds to lower and compile."""
 
@@ -72,6 +111,8 @@ class OnTarget:
                 "split": split and Split(**split),
                 "places": tuple(PeakLine(**place) for place in places),
                 "buffers": tuple(Buffer(**buffer) for buffer in buffers),
+                "collectives": tuple(Collective(**each) for each in found["collectives"]),
+                "spread": tuple(Spread(**each) for each in found["spread"]),
                 "picture": Picture.of_json(found["picture"]) if found["picture"] else None,
             }
         )

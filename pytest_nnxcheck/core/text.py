@@ -31,6 +31,12 @@ def format_bytes(size: int, decimals: int = 1) -> str:
     return f"{value:.{decimals}f} {unit}"
 
 
+def told_apart(*sizes: int) -> list[str]:
+    """The texts of sizes in bytes, with three decimals where one would make different ones equal."""
+    texts = [*map(format_bytes, sizes)]
+    return texts if len({*texts}) == len({*sizes}) else [format_bytes(size, decimals=3) for size in sizes]
+
+
 def some(names: Iterable[str], most: int = 3) -> str:
     """``a, b, c, ...``: the first names, each once."""
     unique = list(dict.fromkeys(names))

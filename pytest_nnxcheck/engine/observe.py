@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import backend, flax_modes, staging
+from pytest_nnxcheck.compat import backend, flax_modes, refusals, staging
 from pytest_nnxcheck.compat.arrays import copied, is_held_ref, is_in_ref, is_ref, value_of
 from pytest_nnxcheck.compat.compile_cache import Compiled, cached_compiles, to_the_end
 from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
@@ -25,6 +25,7 @@ from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observat
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.peak import NO_COPIES, Copies, Memory, Split
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import known_programs
 from pytest_nnxcheck.engine.example import Call, Example
 from pytest_nnxcheck.engine.known_programs import KnownProgram, facts_of, keep
@@ -84,7 +85,10 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
     elif subject.abstract and not root.takes_state:
         seen, tracers, touched = traced_without_values(root, guards, state)
     else:
-        seen, tracers, touched = run(call, root, guards, state, how)
+        try:
+            seen, tracers, touched = run(call, root, guards, state, how)
+        except Elsewhere as elsewhere:
+            seen, tracers, touched = traced_for_targets(call, root, guards, elsewhere)
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Leak, ...] = ()
     recorded = tuple(leak(left, None) for left in recorded_since(earlier, roots))
@@ -117,6 +121,18 @@ class Stopped(Exception):
     """Raised when the jit outside has its program, to end the call."""
 
 
+class Elsewhere(BaseException):
+    """Raised in place of the exception by which this platform ``refused`` a program, where targets were asked about it.
+
+    Not an ``Exception``, which would be that of the call.
+    """
+
+    def __init__(self, refused: Exception, targets: tuple[OnTarget, ...]) -> None:
+        super().__init__()
+        self.refused = refused
+        self.targets = targets
+
+
 def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTracers:
     """Run the program of a nesting, compiled for its memory where a jit is outside; an abstract one is compiled alone."""
     subject, programs = root.subject, list[Program]()
@@ -124,14 +140,12 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
     parameters = root.parameters()
 
     def execute(staged: staging.StagedJit) -> Any:
-        program = with_outputs(measured(call, root, parameters, staged, how), call)
-        if how.targets is not None:
-            program = replace(program, targets=how.targets(program, functools.partial(on_machine, root, program)))
-        programs.append(program)
-        if program.outputs is not None:
-            return program.outputs
+        program, compiled = judged_program(call, root, parameters, staged, how)
+        programs.append(with_outputs(program, compiled, call))
+        if programs[-1].outputs is not None:
+            return programs[-1].outputs
         call.example.require_values(subject)
-        return staged.run(program.compiled)
+        return staged.run(compiled)
 
     nested = compose(subject, root.profile, root.nesting, guards, root.jit(execute))
     state, inputs = root.handed(state, call.example.copied)
@@ -139,15 +153,16 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
     # Before the program runs: what it donates has no pointer any more.
     given = [read_leaf(*leaf) for leaf in root.donated(went_in, inputs)]
     returned, error = to_the_end(nested, state, inputs, call.example.stand_ins)
-    seen = Observation(root.nesting, state, returned=returned, error=error, abstract=subject.abstract)
     program = programs[-1] if programs else None
+    seen = Observation(root.nesting, state, returned=returned, error=error, abstract=subject.abstract)
     if error is None:
         seen = replace(seen, output=un_nest(root.nesting, returned, call.example.first))
         subject.output_tree.arrays = seen.output
     tracers = subject.tracers(state, guards.earlier)
-    if program is not None and subject.abstract and program.traced.hoisted:
-        tracers = tracers or guards.left()  # which jax 0.5 and flax 0.10 let through
-    seen = seen if program is None else with_program(seen, program, subject.label)
+    if program is not None:
+        if not tracers and subject.abstract and program.traced.hoisted:
+            tracers = guards.left()  # which jax 0.5 and flax 0.10 let through
+        seen = with_program(seen, program, subject.label)
     if error or tracers:
         return seen, tracers, False
     came_out = dict(raw_leaves(state))
@@ -162,18 +177,13 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
 
 
 def with_program(seen: Observation, program: Program, label: str) -> Observation:
-    """The observation with the facts of its program."""
-    compiled, earlier = program.compiled, program.known.earlier
-    return replace(
-        seen,
-        memory=program.memory,
-        copies=program.copies,
-        shared=compiled.shared,
-        earlier=earlier,
-        compiled=None if earlier else compiled.program,
-        targets=program.targets,
-        keep=functools.partial(keep, compiled, label),
-    )
+    """The observation of a program, with what was read of it."""
+    compiled, earlier = program.compiled, bool(program.known and program.known.earlier)
+    seen = replace(seen, memory=program.memory, copies=program.copies, targets=program.targets, earlier=earlier)
+    if compiled is None:
+        return seen
+    keeps = functools.partial(keep, compiled, label)
+    return replace(seen, shared=compiled.shared, compiled=None if earlier else compiled.program, keep=keeps)
 
 
 def with_moves(
@@ -339,10 +349,7 @@ def hand_out(traced: Any, arguments: Sequence[Any], example: Example) -> Any:
     jaxpr = staging.open_jaxpr(traced.jaxpr)
     results = []
     for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):
-        if source is None:
-            results.append(example.stand_in(var.aval))
-        else:
-            results.append(arguments[source])
+        results.append(example.stand_in(var.aval) if source is None else arguments[source])
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
 
@@ -356,6 +363,19 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
     with subject.undone(subject.state):
         seen = observe(Call(subject, nesting, profile=facts), nesting, How(traced=True, unfused=True))
     return seen if seen.proves else None
+
+
+def traced_for_targets(call: Call, root: Root, guards: Guards, elsewhere: Elsewhere) -> WithTracers:
+    """Trace a nesting whose program targets alone can lower, so that the caller has something to go on with. No values can be computed here."""
+    state, taken = root.subject.fresh(), any(not on.left_out for on in elsewhere.targets)
+    seen, tracers, touched = Observation(root.nesting, state, proves=False), tuple[FoundTracer, ...](), False
+    if taken and root.subject.abstract:
+        seen, tracers, touched = traced_without_values(root, guards, state)
+    elif taken and not call.example.values_needed:
+        seen, tracers, touched = traced(call, root, guards, state, unfused=False)
+    if not seen.proves:
+        seen = replace(seen, error=elsewhere.refused, proves=True)
+    return replace(seen, targets=elsewhere.targets, refused=first_line(elsewhere.refused)), tracers, touched
 
 
 def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Path, Any]) -> tuple[Path, ...]:
@@ -440,15 +460,15 @@ def is_small(call: Call) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program of a jit at the root, compiled and read."""
+    """The program of a jit at the root, compiled and read; traced alone where this platform refuses it."""
 
     staged: staging.StagedJit
     traced: TracedProgram
     names: tuple[str, ...]
-    """The names of its flat parameters, as far as they are known."""
-    compiled: Compiled
-    known: KnownProgram
-    memory: Memory
+    """The names of its flat parameters, as far as they are known: first those of the state."""
+    compiled: Compiled | None = None
+    known: KnownProgram | None = None
+    memory: Memory | None = None
     copies: Copies = NO_COPIES
     targets: tuple[OnTarget, ...] = ()
     outputs: Any = None
@@ -502,24 +522,46 @@ def traced_program(root: Root, staged: staging.StagedJit) -> TracedProgram:
     return TracedProgram.of(staged.traced.jaxpr, arguments, staged.donated, outputs=outputs, returned=returned)
 
 
-def measured(call: Call, root: Root, parameters: tuple[str, ...], staged: staging.StagedJit, how: How) -> Program:
-    """Compile the program of a root, or take one that has the same text, and read it: ``parameters`` names those that are the state."""
-    names, programs, runs = (*parameters, *root.subject.input_names), call.memo.shared_programs, not takes_earlier(call)
-    compiled = programs.compiled(staged.traced.lower(), alone=how.alone, runs=runs)
+def judged_program(
+    call: Call, root: Root, parameters: tuple[str, ...], staged: staging.StagedJit, how: How
+) -> tuple[Program, Compiled]:
+    """The program of a root, compiled here and for targets: ``parameters`` names those that are the state.
+
+    Raises what jax and XLA raise, and `Elsewhere` where this platform refuses it and targets were asked.
+    """
+    program = Program(staged, traced_program(root, staged), (*parameters, *root.subject.input_names))
+
+    def on_targets(program: Program) -> tuple[OnTarget, ...]:
+        return how.targets(program, functools.partial(on_machine, root, program)) if how.targets else ()
+
+    try:
+        program, compiled = measured(call, root, program, how)
+    except Exception as error:
+        if how.targets is None or not refusals.is_of_platform(error):
+            raise
+        raise Elsewhere(error, on_targets(program)) from error
+    return replace(program, targets=on_targets(program)), compiled
+
+
+def measured(call: Call, root: Root, program: Program, how: How) -> tuple[Program, Compiled]:
+    """Compile the program of a root, or take what is known of one that has the same text, and read it. Raises what jax and XLA raise."""
+    programs, traced, runs = call.memo.shared_programs, program.traced, not takes_earlier(call)
+    compiled = programs.compiled(program.staged.traced.lower(), alone=how.alone, runs=runs)
     known = facts_of(compiled, root.subject.label, earlier=how.earlier)
-    memory, traced = known.facts.memory.with_names(names), traced_program(root, staged)
+    memory = known.facts.memory.with_names(program.names)
 
     def split_of(jitted: Any) -> Split:
         return known_programs.split_of(programs.compiled(jitted.lower(*traced.arguments), runs=runs))
 
     held = copies_in(traced, memory, root.profile.copied_bytes, split_of) if how.copies else NO_COPIES
-    return Program(staged, traced, names, compiled, known, memory, held)
+    return replace(program, compiled=compiled, known=known, memory=memory, copies=held), compiled
 
 
-def with_outputs(program: Program, call: Call) -> Program:
+def with_outputs(program: Program, compiled: Compiled, call: Call) -> Program:
     """A program that does not run, with what it returns and what XLA's own aliasing tells of their buffers; any other as it is."""
+    assert program.known is not None
     if call.subject.abstract:
-        outputs = abstract_outputs(program)
+        outputs = abstract_outputs(program, compiled)
     elif program.known.earlier:
         outputs = stand_ins(program, call.example)
     else:
@@ -533,11 +575,11 @@ def with_outputs(program: Program, call: Call) -> Program:
     return replace(program, outputs=outputs, addresses=addresses)
 
 
-def abstract_outputs(program: Program) -> Any:
+def abstract_outputs(program: Program, compiled: Compiled) -> Any:
     """The types of what an abstract program returns."""
     infos, treedef = jax.tree.flatten(program.staged.traced.out_info)
-    one_device = program.in_refs or program.known.earlier
-    shardings = [None] * len(infos) if one_device else jax.tree.leaves(program.compiled.program.output_shardings)
+    one_device = program.in_refs or (program.known is not None and program.known.earlier)
+    shardings = [None] * len(infos) if one_device else jax.tree.leaves(compiled.program.output_shardings)
     made = [
         abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
         for info, sharding in zip(infos, shardings, strict=True)

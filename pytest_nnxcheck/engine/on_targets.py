@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from pytest_nnxcheck import wheels
@@ -26,7 +27,7 @@ from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.memory_picture import Picture
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.on_target import OnTarget, Spread
 from pytest_nnxcheck.core.peak import SHOWN, Split, by_line, least_copy
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call
@@ -35,6 +36,7 @@ from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import copies_in
 from pytest_nnxcheck.kept import Folder, Kept
 from pytest_nnxcheck.xla import buffers
+from pytest_nnxcheck.xla.collectives import traffic
 from pytest_nnxcheck.xla.hlo import aliases
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -65,15 +67,15 @@ class Donation:
     names: dict[int, str]
     """Their names, by their numbers among the arguments. An empty leaf has no buffer to donate."""
     lost: frozenset[int]
-    """The numbers of the leaves that lose their buffer on the CPU."""
+    """The numbers of the leaves that lose their buffer on the CPU; none where that refuses the program."""
 
     @classmethod
     def of(cls, program: Program) -> Donation:
-        """The donation of a program which was compiled for the CPU."""
+        """The donation of a program."""
         names, arguments = dict(enumerate(program.names)), program.traced.arguments
         donated = {number: names.get(number, "") for number in program.traced.donated if arguments[number].size}
-        kept = aliases(program.compiled.program) or {}
-        return cls(donated, frozenset(donated.keys() - {*kept.values()}))
+        kept = donated if program.known is None else (program.known.facts.aliases or {}).values()
+        return cls(donated, frozenset(donated.keys() - {*kept}))
 
     def told(self, on: OnTarget, compiled: Any) -> OnTarget:
         """Add the leaves that lose their buffer in the program compiled for a target."""
@@ -117,6 +119,35 @@ def with_buffers(on: OnTarget, compiled: Any, program: Program) -> OnTarget:
     return replace(on, places=by_line(memory.made, ())[:SHOWN], buffers=shown, picture=Picture.of(memory, on.peak))
 
 
+def with_traffic(on: OnTarget, compiled: Any) -> OnTarget:
+    """Add the operations between devices and the work of each, where the compiler gives the program."""
+    target = parse_target(on.target)
+    sent = traffic(compiled, slices=target.slices > 1)
+    on = replace(on, collectives=sent.collectives)
+    # The figures of a GPU's compiler are empty. A TPU's counts the body of a loop once.
+    costs = None if target.chip.gpu or sent.loops else compiled.cost_analysis()
+    costs = costs[0] if isinstance(costs, list) and costs else costs  # before jax 0.6
+    if not costs or "flops" not in costs:
+        return on
+    return replace(on, flops=round(costs["flops"]), accessed=round(costs.get("bytes accessed", 0)))
+
+
+def spread(arguments: Sequence[Any]) -> tuple[Spread, ...]:
+    """The arguments of a program by the axes of a mesh that cut them."""
+    found = dict[tuple[str, ...], Spread]()
+    for leaf in arguments:
+        if not isinstance(getattr(leaf, "sharding", None), jax.sharding.Sharding):
+            continue
+        parts = leaf.sharding.spec if isinstance(leaf.sharding, jax.sharding.NamedSharding) else ()
+        names = (name for part in parts for name in (part if isinstance(part, tuple) else (part,)))
+        axes = tuple(name for name in names if isinstance(name, str))
+        here = found.get(axes, Spread(axes, 0, 0, 0))
+        size = math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        elements = here.elements + math.prod(leaf.shape)
+        found[axes] = Spread(axes, here.leaves + 1, elements, here.bytes + size)
+    return tuple(sorted(found.values(), key=lambda each: -each.elements))
+
+
 def casts(arguments: Sequence[Any], split: Split | None) -> int:
     """The bytes that the default effort of a TPU's compiler may hold beside those of the fast one: all float32 weights once more in bfloat16.
 
@@ -154,7 +185,9 @@ class OnTargets:
         started = time.perf_counter()
         said = OnTarget(str(named), wheel=wheels.versions(named.chip.compiler), state=self.state)
         try:
-            mesh = targets.mesh_of(program.traced.arguments, program.compiled.program)
+            # A program that an earlier run knows, and that was not compiled, is for one device.
+            compiled = program.compiled if program.known and not program.known.earlier else None
+            mesh = targets.mesh_of(program.traced.arguments, compiled and compiled.program)
             target = targets.target_of(named, mesh)
             if self.asks:
                 program, answered = _there(target, on_machine)
@@ -170,8 +203,9 @@ class OnTargets:
     def _compiled(self, said: OnTarget, target: Target, mesh: Any, program: Program) -> OnTarget:
         limit, share = targets.limit_of(target.chip)
         first = DEFAULT if target.chip.gpu else QUICK
-        said = replace(said, target=str(target), limit=limit, share=share, effort=first)
-        donation, constants = Donation.of(program), program.memory.constants
+        pieces = spread(program.traced.arguments) if mesh is not None else ()
+        said = replace(said, target=str(target), limit=limit, share=share, effort=first, spread=pieces)
+        donation, constants = Donation.of(program), program.memory.constants if program.memory else 0
 
         # What is printed holds no memory, and would be a callback, which jax lowers for no device that is not there.
         traced = replace(program.traced, jaxpr=flow.without_prints(program.traced.jaxpr))
@@ -189,7 +223,7 @@ class OnTargets:
             except targets.TooLarge as error:
                 return replace(said, effort=effort, fits=False, refused=str(error), exhausted=error.memory)
             found = with_totals(donation.told(replace(said, effort=effort), there), there, constants)
-            return with_buffers(found, there, program) if found.split else found
+            return with_traffic(with_buffers(found, there, program), there) if found.split else found
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:

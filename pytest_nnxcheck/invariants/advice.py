@@ -160,18 +160,15 @@ def advice(
     pieces: list[Advice] = [
         *held_twice([fact for fact in facts if isinstance(fact, HeldTwice)], live, names, sizes),
         *guarded_at_peak([fact for fact in facts if isinstance(fact, GuardedWrite)], live, sizes),
+        *saved_at_peak([fact for fact in facts if isinstance(fact, SavedLine)], live, sizes),
         *(piece for piece in of_state if piece.bytes >= max(FLOOR, TENTH * (sizes.state or sizes.inputs))),
+        *(fact for fact in facts if isinstance(fact, NamesNothing)),
+        *(
+            fact
+            for fact in facts
+            if isinstance(fact, Stack) and fact.bytes >= FLOOR and at_peak(live, (fact.type,), "output")
+        ),
     ]
-    for fact in facts:
-        if isinstance(fact, SavedLine):
-            # Without what a remat of the line saves as well, or the values of one remat.
-            size = min(at_peak(live, fact.types), fact.bytes) - (fact.largest or fact.kept)
-            if size > max(FLOOR, sizes.handed) and fact.line and (fact.repeated or fact.largest):
-                pieces.append(replace(fact, bytes=size, handed=sizes.handed))
-        elif isinstance(fact, NamesNothing) or (
-            isinstance(fact, Stack) and fact.bytes >= FLOOR and at_peak(live, (fact.type,), "output")
-        ):
-            pieces.append(fact)
     return tuple(sorted(dict.fromkeys(pieces), key=lambda piece: -piece.bytes))
 
 
@@ -201,6 +198,19 @@ def held_twice(
             yield HeldTwice(numbers, operation, line, types, size, tuple(names[number] for number in numbers))
 
 
+def saved_at_peak(facts: Sequence[SavedLine], live: Sequence[Buffer], sizes: Sizes) -> Iterator[SavedLine]:
+    """The lines that save more than all that goes in and comes out: one for scans, one for remats, one for lines that run several times."""
+    made = [held for held in live if held.part != "gradients"]
+    most: dict[tuple[bool, bool], SavedLine] = {}
+    for fact in facts:
+        # Without what a remat of the line saves as well, or the values of one remat.
+        size = min(at_peak(made, fact.types), fact.bytes) - (fact.largest or fact.kept)
+        if size > max(FLOOR, sizes.handed) and fact.line and (fact.repeated or fact.largest):
+            of_kind, piece = (fact.scanned, bool(fact.largest)), replace(fact, bytes=size, handed=sizes.handed)
+            most[of_kind] = max(piece, most.get(of_kind, piece), key=lambda piece: piece.bytes)
+    yield from most.values()
+
+
 def guarded_at_peak(facts: Sequence[GuardedWrite], live: Sequence[Buffer], sizes: Sizes) -> Iterator[GuardedWrite]:
     """The guarded writes that XLA does not make in place: more arrays of the type are there than the program needs, one of the line among them, or a copy that has none.
 
@@ -222,7 +232,13 @@ def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
     """Advice on state that the call does not use, or changes and does not donate, whatever its size."""
     state = profile.state
     used = {path for number, path in enumerate(state.paths) if number not in state.unused}
-    unused = [number for number, path in enumerate(state.paths) if path not in used]
+    # What a plain object holds is handed to no jit: jax takes none, and its own methods choose what they use.
+    held = tuple(f"{name}{step}" for name, _ in subject.opened for step in ".[")
+    unused = [
+        number
+        for number, path in enumerate(state.paths)
+        if path not in used and not subject.path(path).startswith(held)
+    ]
     if unused:
         # Several objects are named one by one: nothing is the name of all.
         least = int(isinstance(subject.state, Nodes))

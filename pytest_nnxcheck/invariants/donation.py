@@ -37,7 +37,8 @@ ROW = InvariantRow("donation", order=30, severity=20, default=True, compiled=Tru
 def asserts(ran: Ran) -> bool:
     """True if buffers are donated, by the generated jit or by one inside the un-nested call, and jax does not keep their values."""
     seen = ran.observation
-    return bool(seen.inside.consumed or (seen.moves and not jax.config.jax_debug_nans))
+    there = seen.refused and any(on.donated for on in seen.targets)
+    return bool(seen.inside.consumed or there or (seen.moves and not jax.config.jax_debug_nans))
 
 
 def judge(ran: Ran) -> Iterator[Finding | Note]:

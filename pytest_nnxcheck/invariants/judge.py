@@ -86,7 +86,8 @@ def asserts(row: InvariantRow, built_in: ModuleType | None, ran: Ran) -> bool:
     if of_its_own is not None:
         return bool(of_its_own(ran))
     compares = row.values and built_in is not None
-    return not ((row.compiled and ran.observation.memory is None) or (compares and ran.reference is None))
+    compiled = ran.observation.memory is not None or (row.targeted and ran.observation.refused)
+    return not ((row.compiled and not compiled) or (compares and ran.reference is None))
 
 
 def can_judge(row: InvariantRow, observation: Observation, *, broken: bool) -> bool:

@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, InProgram, Moment, Words
 from pytest_nnxcheck.core.peak import FLOOR, Bound, Figures, Memory, PeakCause, Split, least_copy
 from pytest_nnxcheck.core.setting_values import least_bytes, least_multiple
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, format_bytes, told_apart
 from pytest_nnxcheck.engine import rematted
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.invariants.advice import MemoryWasted, advised
@@ -34,7 +34,8 @@ def judge(ran: Ran) -> Iterator[Finding]:
     """
     memory, bound = ran.observation.memory, ran.bound
     on_cpu = of_program(ran, memory, bound) if memory is not None and bound is not None else ()
-    findings = [*on_cpu, *(finding for on in ran.observation.targets for finding in of_target(on, ran, bound))]
+    there = bound or of_targets_alone(ran)
+    findings = [*on_cpu, *(finding for on in ran.observation.targets for finding in of_target(on, ran, there))]
     advice = advised(ran)
     yield from findings or ([MemoryWasted(advice=advice)] if advice else [])
 
@@ -62,6 +63,15 @@ def of_target(on: OnTarget, ran: Ran, bound: Bound | None) -> Iterator[Finding]:
         yield OverBudgetOnTarget(on=on, bound=bound, layers=gradient(ran))
     if bound is not None and bound.default and on.copies >= least_copy(on.state):
         yield CopiedOnTarget(on=on, cause=cause(ran))
+
+
+def of_targets_alone(ran: Ran) -> Bound | None:
+    """The bound of a program that was not compiled here: a budget in bytes. Without a budget copies of the state are judged; a multiple has nothing to multiply."""
+    budget = ran.call.settings.memory_budget
+    if not ran.observation.refused or (budget is not None and budget.bytes is None):
+        return None
+    size = 0 if budget is None else budget.bytes or 0
+    return Bound(0, size, default=budget is None, asked=budget.written or format_bytes(size) if budget else "")
 
 
 def gradient(ran: Ran) -> Layers:
@@ -174,10 +184,7 @@ def cured_otherwise(findings: Sequence[Finding]) -> str:
 
 def tried(before: int, after: int, *, enough: bool = True) -> str:
     """The words behind a hint whose change was made and compiled: the peaks without it and with it."""
-    sizes = [format_bytes(size) for size in (before, after)]
-    if sizes[0] == sizes[1]:
-        sizes = [format_bytes(size, decimals=3) for size in (before, after)]
-    return f" (tried: peak {sizes[0]} -> {sizes[1]}{'' if enough else ', which is not enough'})"
+    return f" (tried: peak {' -> '.join(told_apart(before, after))}{'' if enough else ', which is not enough'})"
 
 
 class OfPeak(Finding):
@@ -222,8 +229,8 @@ class PeakOverBudget(OnCpu):
     layers: Layers = None
 
     def sentence(self) -> str:
-        peak, most = self.figures.split.peak, self.figures.bound.budget
-        return f"peak {format_bytes(peak)} is over the budget of {format_bytes(most)}"
+        peak, most = told_apart(self.figures.split.peak, self.figures.bound.budget)
+        return f"peak {peak} is over the budget of {most}"
 
     def look(self, call: InProgram) -> Iterator[tuple[Moment, str]]:
         yield over(self.figures.split, self.figures.bound.budget)

@@ -6,6 +6,7 @@ excuse the very copies of google/flax#4871.
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections import defaultdict
@@ -54,6 +55,36 @@ def called(eqn: Any) -> Any:
     """The jaxpr that an equation calls with its own operands; None if it does something else."""
     inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
     return inner if inner is not None and len(inner.invars) == len(eqn.invars) else None
+
+
+_inlined: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def inlined(jaxpr: Any) -> Any:
+    """The open jaxpr with the equations of a call in the place of the call, as XLA compiles it; itself where it calls nothing. Loops and branches stay."""
+    if not any(called(eqn) for eqn in jaxpr.eqns):
+        return jaxpr
+    if jaxpr not in _inlined:
+        equations = list[Any]()
+        variables = _inline(jaxpr, {}, equations)
+        outvars = [variables.get(id(var), var) for var in jaxpr.outvars]
+        _inlined[jaxpr] = jaxpr.replace(eqns=equations, outvars=outvars)
+    return _inlined[jaxpr]
+
+
+def _inline(jaxpr: Any, variables: dict[int, Any], equations: list[Any]) -> dict[int, Any]:
+    """Append the equations of a jaxpr, with ``variables`` in the place of its own, by their ids. Gives all that took a place."""
+    for eqn in jaxpr.eqns:
+        operands = [variables.get(id(var), var) for var in eqn.invars]
+        if (inner := called(eqn)) is not None:
+            inside = _inline(inner, dict(zip(map(id, inner.invars), operands, strict=True)), equations)
+            results = [inside.get(id(var), var) for var in inner.outvars]
+        else:
+            # Two calls of one function share its jaxpr, with all variables.
+            results = [*map(copy.copy, eqn.outvars)]
+            equations.append(eqn.replace(invars=operands, outvars=results))
+        variables.update(zip(map(id, eqn.outvars), results, strict=True))
+    return variables
 
 
 # --- outputs that are inputs ------------------------------------------------------------------------------------------

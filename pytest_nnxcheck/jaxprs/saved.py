@@ -12,6 +12,7 @@ from typing import Any
 from pytest_nnxcheck.compat import graph, staging
 from pytest_nnxcheck.compat.arrays import describe, nbytes
 from pytest_nnxcheck.compat.staging import CALLS, REMATS, SCAN
+from pytest_nnxcheck.core.peak import FLOOR
 from pytest_nnxcheck.core.text import at_line, format_bytes, near
 from pytest_nnxcheck.jaxprs import flow
 
@@ -25,7 +26,7 @@ class SavedLine:
     bytes: int
     """The sum of all values."""
     kept: int
-    """The part of it that is saved with `jax.checkpoint` too: what remats take, and what scans carry."""
+    """The bytes that `jax.checkpoint` saves too: what remats take, what scans carry, and what goes into each run of a line that runs several times."""
     types: tuple[str, ...]
     """The types of the arrays."""
     scanned: bool
@@ -65,20 +66,35 @@ class Value:
     kept: bool
     """True if a `jax.checkpoint` around what makes it saves it too."""
     scanned: bool
+    made_of: Sequence[Value | None]
+    """The operands of what makes it; None for an input."""
+    saved: bool = False
+    """True if the backward part takes it."""
+
+    @property
+    def line(self) -> str:
+        """The user's ``path:line``; empty where jax kept none."""
+        frames = graph.frames_of_call(self.eqn)
+        return near(f"{frames[0][0]}:{frames[0][1]}") if frames else ""
+
+    @property
+    def operation(self) -> tuple[Any, ...]:
+        """The same for two equations if the program came to one operation twice."""
+        return self.eqn.source_info.traceback, self.eqn.primitive.name
 
 
 def saved(jaxpr: Any) -> tuple[SavedLine, ...]:
-    """The values that an open jaxpr saves for its backward part, by line, the largest first; those of remats, and of each loop, apart from the rest.
-
-    Before jax 0.7, which names the backward part, only those that a scan saves for a scan in the other direction, and those inside of remats.
-    """
+    """The values that an open jaxpr saves for its backward part, by line, the largest first; those of remats, and of each loop, apart from the rest."""
     lines: list[SavedLine] = []
     for root in (jaxpr, *bodies(jaxpr)):
         remats = [
-            read_backward(staging.open_jaxpr(eqn.params["jaxpr"]), lambda eqn: not graph.is_recomputed(eqn))
+            forward_values(staging.open_jaxpr(eqn.params["jaxpr"]), lambda eqn: not graph.is_recomputed(eqn))
             for eqn in remats_in(root)
         ]
-        lines += [*by_line([read_backward(root, graph.is_backward)], of_remats=False), *by_line(remats, of_remats=True)]
+        lines += [
+            *by_line([forward_values(root, graph.is_backward)], of_remats=False),
+            *by_line(remats, of_remats=True),
+        ]
     return tuple(sorted(lines, key=lambda line: -line.bytes))
 
 
@@ -98,9 +114,10 @@ def remats_in(jaxpr: Any) -> Iterator[Any]:
             yield from remats_in(inner)
 
 
-def read_backward(jaxpr: Any, is_backward: Any) -> list[Value]:
-    """The values that equations of the forward part make, and that one of the backward part takes."""
-    taken: dict[Value, bool] = {}
+def forward_values(jaxpr: Any, is_backward: Any) -> list[Value]:
+    """The values that equations of the forward part make, in their order."""
+    made: list[Value] = []
+    by_remats: dict[Value, bool] = {}
 
     def follow(jaxpr: Any, operands: Sequence[Value | None], at: Any) -> list[Value | None]:
         """The values of the results. What a jitted function of a library makes is of the line that calls it, ``at``."""
@@ -111,22 +128,24 @@ def read_backward(jaxpr: Any, is_backward: Any) -> list[Value]:
             if is_backward(eqn):
                 for value in own:
                     if value is not None:
-                        taken[value] = taken.get(value, True) and eqn.primitive.name in REMATS
+                        value.saved = True
+                        by_remats[value] = by_remats.get(value, True) and eqn.primitive.name in REMATS
             elif (inner := flow.called(eqn)) is not None:
                 results = follow(inner, own, at or (eqn if graph.is_jit_of_library(eqn, inner) else None))
             else:
                 through, kept = flow.handed_through(eqn), carried(eqn)
                 results = [
-                    Value(var.aval, at or eqn, number in kept, eqn.primitive.name == SCAN) if k is None else own[k]
+                    Value(var.aval, at or eqn, number in kept, eqn.primitive.name == SCAN, own) if k is None else own[k]
                     for number, (var, k) in enumerate(zip(eqn.outvars, through, strict=True))
                 ]
+                made.extend(value for value, k in zip(results, through, strict=True) if value is not None and k is None)
             values.update(zip(map(id, eqn.outvars), results, strict=False))
         return [values.get(id(var)) for var in jaxpr.outvars]
 
     follow(jaxpr, [None] * len(jaxpr.invars), None)
-    for value, by_remats in taken.items():
-        value.kept |= by_remats
-    return [*taken]
+    for value, kept in by_remats.items():
+        value.kept |= kept
+    return made
 
 
 def carried(eqn: Any) -> frozenset[int]:
@@ -138,32 +157,57 @@ def carried(eqn: Any) -> frozenset[int]:
     return frozenset(k for k, source in enumerate(sources) if k >= carry and source in range(consts, consts + carry))
 
 
-def by_line(groups: Iterable[Sequence[Value]], *, of_remats: bool) -> Iterator[SavedLine]:
-    """The values of each line; those of a remat are a group."""
+def by_line(groups: Sequence[Sequence[Value]], *, of_remats: bool) -> Iterator[SavedLine]:
+    """The saved values of each line; those of a remat are a group."""
     lines: dict[tuple[str, bool], list[tuple[int, Value]]] = {}
     for group, values in enumerate(groups):
         for value in values:
-            frames = graph.frames_of_call(value.eqn)
-            line = near(f"{frames[0][0]}:{frames[0][1]}") if frames else ""
-            lines.setdefault((line, value.scanned), []).append((group, value))
+            if value.saved:
+                lines.setdefault((value.line, value.scanned), []).append((group, value))
     for (line, scanned), found in lines.items():
         size: dict[int, int] = {}
         for group, value in found:
             size[group] = size.get(group, 0) + nbytes(value.aval)
+        total, kept = sum(size.values()), {value for _, value in found if value.kept}
+        repeated = scanned or runs_again([value for _, value in found])
+        if repeated and not scanned and not of_remats and total >= FLOOR:
+            kept |= into_runs(line, groups[0])
         yield SavedLine(
             line,
-            sum(size.values()),
-            sum(nbytes(value.aval) for _, value in found if value.kept),
+            total,
+            sum(nbytes(value.aval) for value in kept),
             tuple(dict.fromkeys(describe(value.aval) for _, value in found)),
             scanned,
             max(size.values()) if of_remats else 0,
-            scanned or runs_again([graph.frames_of_call(value.eqn) for _, value in found]),
+            repeated,
         )
 
 
-def runs_again(stacks: Sequence[Sequence[tuple[str, int]]]) -> bool:
-    """True if a line runs several times: it has several stacks, or a frame of one is in a loop of Python."""
-    return len({*map(tuple, stacks)}) > 1 or any(line in loop_lines(file) for file, line in stacks[0])
+def into_runs(line: str, values: Sequence[Value]) -> set[Value]:
+    """The values that go into the runs of a line, and that nothing else saves. A remat of the line saves them.
+
+    A run ends where the line comes back to an operation that it has made, in the order of the program.
+    """
+    runs: dict[Value, int] = {}
+    run, made = 0, dict[Any, Any]()
+    for value in values:
+        if value.line == line:
+            if made.setdefault(value.operation, value.eqn) is not value.eqn:
+                run, made = run + 1, {value.operation: value.eqn}
+            runs[value] = run
+    operands = {(value, operand) for value in runs for operand in value.made_of if operand is not None}
+    return {
+        operand
+        for value, operand in operands
+        if runs.get(operand) != runs[value] and (operand in runs or not operand.saved)
+    }
+
+
+def runs_again(values: Sequence[Value]) -> bool:
+    """True if the line of these values runs several times: it has several stacks, or a frame of one is in a loop of Python that makes an operation again."""
+    stacks = {graph.frames_of_call(value.eqn) for value in values}
+    again = len({value.operation for value in values}) < len({id(value.eqn) for value in values})
+    return len(stacks) > 1 or (again and any(line in loop_lines(file) for stack in stacks for file, line in stack))
 
 
 @functools.lru_cache(maxsize=256)

@@ -117,6 +117,7 @@ def waste(jaxpr: Any, successors: Mapping[int, int]) -> Iterator[HeldTwice | Sta
 
     An input that is quantized is converted on purpose.
     """
+    jaxpr = flow.inlined(jaxpr)
     types = {
         number: (array_type(jaxpr.invars[number].aval), array_type(jaxpr.outvars[output].aval))
         for number, output in successors.items()
@@ -140,7 +141,9 @@ def levels(jaxpr: Any, inputs: Iterable[tuple[Any, int]], loop: Any = None) -> I
         around = loop or (eqn if eqn.primitive.name in LOOPS else None)
         for inner, operands in handed_in(eqn):
             handed = [(var, eqn.invars[number]) for var, number in zip(inner.invars, operands, strict=False)]
-            yield from levels(inner, [(var, numbers[id(own)]) for var, own in handed if id(own) in numbers], around)
+            yield from levels(
+                flow.inlined(inner), [(var, numbers[id(own)]) for var, own in handed if id(own) in numbers], around
+            )
 
 
 def casts(level: Level) -> Iterator[HeldTwice]:
@@ -191,12 +194,12 @@ def joined(level: Level) -> Iterator[HeldTwice]:
 
 
 def reordered(level: Level) -> Iterator[HeldTwice]:
-    """Inputs whose elements are reordered for a loop: all of them move before its first step."""
+    """Inputs whose elements are reordered for a loop: all of them move before its first step. What flax reorders, as `nnx.RNN` does, nobody can write otherwise."""
     for eqn in level.jaxpr.eqns:
         for var in eqn.invars if eqn.primitive.name in LOOPS else ():
             start, way = way_from_input(level, var)
             move = next((each for each in way if each.primitive.name in MOVES), None)
-            if move is not None and start.aval.size == var.aval.size:
+            if move is not None and start.aval.size == var.aval.size and not graph.is_of_flax(move):
                 operation = "permuted" if move.primitive.name == GATHER else "reordered"
                 yield twice([level.inputs[id(start)]], operation, move, var)
 
@@ -242,16 +245,13 @@ def needed_beside(jaxpr: Any, leaf: int, before: int, after: int) -> Iterator[He
 
 
 def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice]:
-    """Find such a leaf inside a call or a loop that takes the old value and gives the new one."""
+    """Find such a leaf inside a loop that takes the old value and gives the new one."""
     params = eqn.params
-    if (inner := flow.called(eqn)) is not None:
-        yield from needed_beside(inner, leaf, operand, output)
-    elif eqn.primitive.name == WHILE and operand == params["cond_nconsts"] + params["body_nconsts"] + output:
-        yield from needed_beside(
-            staging.open_jaxpr(params["body_jaxpr"]), leaf, params["body_nconsts"] + output, output
-        )
+    if eqn.primitive.name == WHILE and operand == params["cond_nconsts"] + params["body_nconsts"] + output:
+        body = flow.inlined(staging.open_jaxpr(params["body_jaxpr"]))
+        yield from needed_beside(body, leaf, params["body_nconsts"] + output, output)
     elif eqn.primitive.name == SCAN:
-        body, (consts, carry) = staging.open_jaxpr(params["jaxpr"]), staging.scan_layout(eqn)
+        body, (consts, carry) = flow.inlined(staging.open_jaxpr(params["jaxpr"])), staging.scan_layout(eqn)
         if operand == consts + output < consts + carry:
             yield from needed_beside(body, leaf, operand, output)
         elif params["length"] > 1 and operand >= consts + carry and way_back(body, output)[0] == operand:
@@ -280,10 +280,7 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
     while id(var) in uses.maker:
         here = eqn, number = uses.maker[id(var)]
         operand: int | None = 0
-        if (inner := flow.called(eqn)) is not None:
-            operand, written = way_back(inner, number)
-            write = write if written is None else here
-        elif eqn.primitive.name in UPDATES:
+        if eqn.primitive.name in UPDATES:
             write = here
         else:
             operand = uses.through(eqn)[number]

@@ -224,16 +224,16 @@ def is_near(one: Any, two: Any, least: float) -> bool:
 # --- a program, staged
 
 STAGED: list[Any] = []
-"""The programs of the outermost jit: lowered, with the jitted function and its arguments."""
+"""The programs of the outermost jit: traced, with the jitted function and its arguments."""
 
 
 def staged(wrapper: Any, f: Any, finish: Any = None, jit: Any = jax.jit, **options: Any) -> Any:
-    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, lowered before it is called; ``finish`` gives the outputs in the place of a run."""
+    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, traced before it is called; ``finish`` gives the outputs in the place of a run."""
 
     def ahead(*given: Any, **options: Any) -> Any:
         def call(*args: Any) -> Any:
             jitted = jit(*given, **options)
-            STAGED.append((jitted.lower(*args), jitted, args))
+            STAGED.append((jitted.trace(*args), jitted, args))
             return finish(STAGED[-1][0]) if finish else jitted(*args)
 
         return call
@@ -242,23 +242,27 @@ def staged(wrapper: Any, f: Any, finish: Any = None, jit: Any = jax.jit, **optio
         return (ahead if wrapper is jit else wrapper)(f, **options)
 
 
-def types_of(lowered: Any) -> Any:
+def types_of(traced: Any) -> Any:
     """The types of the outputs of a program that is not run."""
-    return jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype), lowered.out_info)
+    return jax.tree.map(lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype), traced.out_info)
 
 
 # --- a target
 
 
 def on_target(
-    where: dict[str, Any], effort: dict[str, Any], options: Any, lowered: Any, jitted: Any, args: Any
+    where: dict[str, Any], effort: dict[str, Any], options: Any, traced: Any, jitted: Any, args: Any
 ) -> tuple[Any, Any]:
     """Compile for a chip that is not there what jax has traced. Nothing runs on it. The program, or why its compiler refused it."""
     from jax.experimental import topologies
 
     devices = topologies.get_topology_desc(**where).devices
-    donated = tuple(number for number, info in enumerate(jax.tree.leaves(lowered.args_info)) if info.donated)
-    mesh = mesh_of(jax.tree.leaves(args), lowered.compile())
+    donated = tuple(number for number, info in enumerate(jax.tree.leaves(traced.args_info)) if info.donated)
+    try:
+        here = traced.lower().compile()
+    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
+        here = None  # the chip alone can lower it
+    mesh = mesh_of(jax.tree.leaves(args), here)
     there = lowered_on(where["platform"], devices, mesh, jitted, args, donated)
     try:
         with configured(effort):

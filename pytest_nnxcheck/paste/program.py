@@ -179,6 +179,8 @@ class Looks:
 
     on: OnTarget | None = None
     """The target that it compiles for: the first, where the CPU shows nothing."""
+    runs: bool = True
+    """False if the target alone can lower the program."""
     lines: dict[Moment, dict[str, str]] = field(default_factory=dict)
 
     def at(self, moment: Moment) -> dict[str, str]:
@@ -197,7 +199,8 @@ def looks_of(outcome: Outcome, call: PastedCall) -> Looks:
     """The looks of a program; none where the nesting raised an exception of the user's code, and for findings that the plugin alone can see."""
     every = [(each, finding) for each in outcome.violations for finding in each.findings if any(finding.look(call))]
     there = [finding.on for _, finding in every if isinstance(finding, FindingOnTarget)]
-    found, kinds = Looks(there[0] if len(there) == len(every) > 0 else None), set[type]()
+    on = there[0] if len(there) == len(every) > 0 else None
+    found, kinds = Looks(on, runs=on is None or outcome.peak is not None), set[type]()
     for violation, finding in every:
         looks = [*finding.look(call)]
         # The first finding of each kind is enough, but for tracers: a search ends where it finds one of their types.
@@ -211,7 +214,7 @@ def looks_of(outcome: Outcome, call: PastedCall) -> Looks:
             line = f"broken({violation.invariant!r}, {text}, {words})" if moment in ("first", "after") else text
             found.at(moment)[line] = violation.summary
     if found.compiles:
-        made = "STAGED[-1][0].compile(), STAGED[-1][0]"
+        made = "(lowered := STAGED[-1][0].lower()).compile(), lowered"
         if found.on is not None:
             target, effort = parse_target(found.on.target), effort_options(found.on.effort)
             made = f"on_target({topology(target)}, {effort}, {options_for(target.chip)}, *STAGED[-1])"
@@ -323,7 +326,7 @@ def jit_text(call: PastedCall, look: Looks) -> str:
     abstract, donated = call.subject.abstract, call.root.donated_arguments
     options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated else "")
     if abstract or look.compiles:
-        return f"staged(wrapper, f{', types_of' if abstract else ''}{options})"
+        return f"staged(wrapper, f{', types_of' if abstract or not look.runs else ''}{options})"
     return f"wrapper(f{options})"
 
 

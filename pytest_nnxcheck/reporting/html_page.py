@@ -417,7 +417,9 @@ def _memory_rows(nesting: NestingRecord, labels: set[str]) -> Iterator[Row]:
         yield f"expected{cpu}", format_bytes(nesting.expected_peak)
     if not {"line", "un-nested"} & labels:
         yield from nesting.story
-    yield from (each for each in target_rows.rows(report.worst_of_targets(nesting.targets)) if each[0] not in labels)
+    targets = report.worst_of_targets(nesting.targets)
+    yield from (each for each in target_rows.rows(targets) if each[0] not in labels)
+    yield from (row for on in targets for row in target_rows.program(on))
 
 
 # --- elements: text gets into one, or into an attribute, through `tag` alone, which escapes it ----------------------------

@@ -30,6 +30,7 @@ MISFITS: dict[MisfitKind, str] = {
     "refused": "{of} cannot do this: {other}",
     "reference carried": "{carries}, and jax takes no reference in a carry, such as {of}",
     "in references": "not supported in references: {other}",
+    "platform": "this CPU cannot lower the program ({other}): {of}",
     "branch in a loop": "jax {of} cannot differentiate a branch in a loop for this call",
 }
 """The reasons; code fills in the braces. Where a layer cannot take the call, it is the subject of the sentence."""

@@ -145,7 +145,7 @@ class Report:
         return message(self, self.shown) if self.shown else "\n".join([*self.unexpected, head(self).summary])
 
 
-Lack = Literal["arrays", "program", "donated", "compared", "un-nested", "ended"]
+Lack = Literal["arrays", "platform", "program", "donated", "compared", "un-nested", "ended"]
 """A thing that no nesting had, so that an invariant could not break."""
 
 LACKS: dict[Lack, tuple[str, str]] = {
@@ -153,6 +153,7 @@ LACKS: dict[Lack, tuple[str, str]] = {
         "the call gets no array, in a module or beside it, and computes nothing with jax",
         "wrap a module, or a function that takes one, and call that with arrays: nnx_wrap(model)(x)",
     ),
+    "platform": ("this CPU cannot lower the program", "name a target that can, with --nnx-target"),
     "program": ("no nesting has an outer jit", "add jit to the transforms, or tracers to the invariants"),
     "donated": (
         "no program donates a buffer (donate is {donate})",
@@ -170,6 +171,8 @@ def lack(row: InvariantRow, report: Report) -> Lack | None:
     held = [outcome.nesting.layers for outcome in report.outcomes if outcome.verdict != "rejected"]
     if row.name == "donation" and report.settings.donate == "none":
         return "donated" if report.settings.invariants == (row.name,) else None
+    if row.compiled and any(outcome.misfit and outcome.misfit.kind == "platform" for outcome in report.outcomes):
+        return "platform"
     if row.compiled and not any(layers and layers[0].row.compiles for layers in held):
         return "program"
     if row.name == "donation":
@@ -721,6 +724,7 @@ def in_terminal(head: Head, width: int, *, verbose: bool) -> str:
     for label, said in (
         ("expected to fail", came_true(head)),
         ("compiled for targets", target_seconds(head)),
+        *(said for each in head.targets for said in target_rows.program(each)),
         ("passes with memory_budget", budgets),
         ("holds at its peak", head.holds if head.passed else ""),
     ):

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from pytest_nnxcheck.core.chips import GIB, SHARE, parse_target
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.on_target import OnTarget
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.on_target import Network, OnTarget
+from pytest_nnxcheck.core.text import Row, counted, format_bytes
 from pytest_nnxcheck.reporting import memory_breakdown
 
 PADDED, LITTLE = 0.1, 2**20
@@ -57,6 +57,37 @@ def details(on: OnTarget) -> Iterable[str]:
         yield f"{on.donated - len(on.lost) - on.lost_too} of {on.donated} donated leaves kept"
     if on.lost_too:
         yield f"{on.lost_too} {lose(on.lost_too)} there and on the CPU"
+
+
+_NETWORKS: dict[Network, str] = {"": "", "dcn": " between slices", "ici": " within a slice"}
+
+
+def program(on: OnTarget) -> Iterator[Row]:
+    """Rows on one call: the operations between devices, the work of each, and how a mesh cuts the arguments."""
+    if on.collectives:
+        each = (
+            f"{'at least ' * one.at_least}{one.count} {one.kind}{_NETWORKS[one.network]} ({format_bytes(one.bytes)})"
+            for one in on.collectives
+        )
+        yield f"{on.target} sends", f"{', '.join(each)} a call, by each device"
+    if on.flops:
+        yield (
+            f"{on.target} computes",
+            f"{in_thousands(on.flops)} flops, {format_bytes(on.accessed or 0)} read and written",
+        )
+    if on.spread:
+        each = (
+            f"{'whole' if not part.axes else 'over ' + ', '.join(part.axes)} {counted(part.leaves, 'array')} of"
+            f" {in_thousands(part.elements)} elements ({format_bytes(part.bytes)} a device)"
+            for part in on.spread
+        )
+        yield f"{on.target} holds", "; ".join(each)
+
+
+def in_thousands(number: int) -> str:
+    """A number with three digits and the letter of its size: ``425 M``."""
+    size = next((at for at, _ in enumerate("KMGTP", 1) if number < 1000 ** (at + 1)), 5) if number >= 1000 else 0
+    return f"{number / 1000**size:.3g} {' KMGTP'[size]}".rstrip()
 
 
 def limit(on: OnTarget) -> str:

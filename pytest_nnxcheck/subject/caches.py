@@ -212,6 +212,8 @@ class PossibleCache:
 
     def is_filled_by(self, code: Code, key: Hashable) -> bool:
         """True if some code fills an entry."""
+        if self.kind is snapshot.ATTRIBUTES and on_purpose.of_another(code, str(key), type(self.place[0])):
+            return False
         if self.by_name or self.kind is snapshot.CELL:
             return on_purpose.fills(code, str(key) if self.by_name else self.label, attribute=True)
         by_key = self.remembered and type(key) is str and on_purpose.fills(code, key, attribute=True)
@@ -238,6 +240,7 @@ class PossibleCache:
 def possible_caches(found: Walk, state: Container[int]) -> Iterator[PossibleCache]:
     """The places of the user's that a walk met and that may be caches; ``state`` has the ids of the arrays of the state, which no cache holds."""
     namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+    stored: frozenset[str] | None = None
     for name, kind, place, held in found.places:
         if kind is snapshot.NAMES:
             # Each function names some: all of one module are one place.
@@ -247,7 +250,8 @@ def possible_caches(found: Walk, state: Container[int]) -> Iterator[PossibleCach
             if cold is not None:
                 yield from changed_since(name, kind, place, held, cold)
             else:
-                yield from made_later(name, kind, place, held, state)
+                stored = stored_names(found) if stored is None else stored
+                yield from made_later(name, kind, place, held, state, stored)
     for namespace, named in namespaces.values():
         place = (namespace, tuple(named))
         if (cold := after_import.content(snapshot.NAMES, place)) is not None:
@@ -292,38 +296,86 @@ def changed_since(
 
 
 def made_later(
-    name: object, kind: PlaceKind, place: Any, now: list[Any], state: Container[int]
+    name: object, kind: PlaceKind, place: Any, now: list[Any], state: Container[int], stored: Container[str]
 ) -> Iterator[PossibleCache]:
-    """The places that may be caches of an object that was made after the import: a dict of arrays, and each attribute with arrays that a method sets."""
-    if kind in (snapshot.DICT, snapshot.ORDERED):
-        keys = frozenset(entries(kind, place, now))
+    """The places that may be caches of an object that was made after the import, if they lead to arrays.
+
+    These are a dict, a list and a variable of a closure that code of the walk puts something into, and the attributes of an object that its
+    constructor does not set, or a method as well. Code puts something into the names ``stored``.
+    """
+    label = label_of(name)
+
+    def possible(
+        cold: list[Any], changed: Iterable[Hashable], arrays: Iterable[Hashable], how: str = ""
+    ) -> PossibleCache:
+        keys = frozenset(changed), frozenset(arrays)
+        return PossibleCache(f"{name}{how}", label, kind, place, now, cold, False, *keys)
+
+    present = entries(kind, place, now)
+    if kind is snapshot.ATTRIBUTES:
+        if is_library(top_package(type(place[0]))):
+            return
+        arrays = {key for key, (_, item) in present.items() if leads_to_arrays(item, state)} - place[1].cached
+        by_methods, by_constructors = attributes_set(type(place[0])) if arrays else (frozenset(), {})
+        if arrays := {key for key in arrays if key in by_methods or key not in by_constructors}:
+            # As the constructor leaves them.
+            cold = {key: item for key, item in present.items() if key not in arrays}
+            cold.update(
+                {
+                    key: (key, by_constructors[key])
+                    for key in (arrays | by_methods) & by_constructors.keys() & present.keys()
+                }
+            )
+            changed = {key for key in present if key not in cold or cold[key][1] is not present[key][1]}
+            yield possible(composed(kind, place, now, cold), changed, arrays)
+    elif kind in (snapshot.DICT, snapshot.ORDERED):
         if any(leads_to_arrays(value, state) for value in now[len(now) // 2 :]):
-            yield PossibleCache(str(name), label_of(name), kind, place, now, [], False, keys, keys)
-    elif kind is snapshot.ATTRIBUTES and not is_library(top_package(type(place[0]))):
-        present = entries(kind, place, now)
-        arrays = [key for key, (_, item) in present.items() if leads_to_arrays(item, state)]
-        by_methods, by_constructors = attributes_set(type(place[0])) if arrays else (set(), set())
-        for key in arrays:
-            if key in by_methods and key not in place[1].cached:
-                # As the constructor leaves it: `None`, most likely, or not there.
-                cold = dict(present)
-                cold.pop(key)
-                if key in by_constructors:
-                    cold[key] = (key, None)
-                content, only = composed(kind, place, now, cold), frozenset((key,))
-                yield PossibleCache(str(name), label_of(name), kind, place, now, content, False, only, only)
+            yield possible([], present, present)
+    elif kind in (snapshot.LIST, snapshot.CELL) and label in stored:
+        arrays = {key for key, (_, item) in present.items() if leads_to_arrays(item, state)}
+        if arrays:
+            yield possible([None if key in arrays else item for key, (_, item) in present.items()], arrays, arrays)
+        if arrays and kind is snapshot.LIST:
+            yield possible([], present, arrays, " without items")
 
 
-def attributes_set(cls: type) -> tuple[set[Hashable], set[Hashable]]:
-    """The attributes that the methods of a class set, and those that its constructors set."""
-    by_methods, by_constructors = set[Hashable](), set[Hashable]()
+def stored_names(found: Walk) -> frozenset[str]:
+    """The variables of closures and the containers that the functions of a walk put something into, by their last names."""
+    names = set[str]()
+    for _, function, _ in found.places.of(snapshot.FUNCTION):
+        for code in nested(function.__code__):
+            names |= on_purpose.filled_containers(code) or set()
+            names |= {
+                op.argval
+                for op in dis.get_instructions(code)
+                if op.opname == "STORE_DEREF" and op.argval in code.co_freevars
+            }
+    return frozenset(names)
+
+
+def attributes_set(cls: type) -> tuple[frozenset[Hashable], dict[Hashable, Any]]:
+    """The attributes that the methods of a class set, and those that its constructors set, each with the literal that they set it to, or `None`."""
+    by_methods = set[Hashable]()
+    by_constructors: dict[Hashable, Any] = {
+        name: default(cls, name) for name in on_purpose.member(cls, "__dataclass_fields__") or ()
+    }
     for base in mro(cls):
         for name, item in class_dict(base).items():
-            if type(item) is FunctionType:
-                attributes = by_constructors if name in CONSTRUCTORS else by_methods
-                for code in nested(item.__code__):
-                    attributes |= {op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR"}
-    return by_methods, by_constructors
+            if type(item) is not FunctionType:
+                continue
+            stored = {name for code in nested(item.__code__) for name in on_purpose.attributes_of(code)}
+            if name in CONSTRUCTORS:
+                literals = on_purpose.literals(item.__code__)
+                by_constructors = {**{key: literals.get(key) for key in stored}, **by_constructors}
+            else:
+                by_methods |= stored
+    return frozenset(by_methods), by_constructors
+
+
+def default(cls: type, name: str) -> Any:
+    """The default of a field of a dataclass, if it has one that nobody can change; else `None`."""
+    value = on_purpose.member(cls, name)
+    return value if type(value) in (int, float, str, bool, tuple) else None
 
 
 # --- arrays

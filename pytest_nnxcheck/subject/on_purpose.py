@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.owner import is_library, owner
 from pytest_nnxcheck.walk.raw_access import (
     MISSING,
     LruCache,
     cell_content,
     class_dict,
-    code_names,
     layout,
     mro,
     top_package,
@@ -36,6 +36,7 @@ FILLING = frozenset(("STORE_SUBSCR", "MAP_ADD", "BUILD_CONST_KEY_MAP", "DICT_UPD
 """Operations of Python's that put something into a container."""
 RUNS = (FunctionType, MethodType, functools.partial, LruCache, ModuleType)
 """Types of values that say themselves what code runs."""
+SETTERS = frozenset(("setattr", "__setattr__"))
 STORES = frozenset(("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME"))
 
 
@@ -177,7 +178,18 @@ def reached(start: Iterable[Code], classes: Iterable[type], left_out: Iterable[C
             # To call the model itself fills no place on purpose.
             if called.path[-1] != "__call__":
                 ahead += resolved(called, code, methods)
+        for name in code.code.co_names:
+            for item in methods.get(name, ()):
+                ahead += read_by(item)
     return [*found.values()]
+
+
+def read_by(item: Any) -> Iterator[Code]:
+    """The code that runs where an attribute is read: of a property, or of a descriptor of the user's."""
+    if isinstance(item, property):
+        yield from codes_behind(item.fget)
+    elif not isinstance(item, (type, *RUNS)):
+        yield from codes_behind(member(type(item), "__get__"))
 
 
 def resolved(called: Called, code: Code, methods: Mapping[str, list[Any]]) -> Iterator[Code]:
@@ -201,6 +213,9 @@ def resolved(called: Called, code: Code, methods: Mapping[str, list[Any]]) -> It
         receiver, value = value, attribute_of(value, attribute)
     if value is not None:
         yield from codes_behind(value, receiver)
+        cls = value.cls if isinstance(value, InstanceOf) else type(value)
+        if graph.kind_of(cls) != "node" and not is_library(top_package(cls)):
+            yield from codes_behind(member(cls, "__call__"), InstanceOf(cls))
     elif attributes and receiver is None:
         for item in methods.get(attributes[-1], ()):
             yield from codes_behind(item)
@@ -267,9 +282,8 @@ def calls(code: CodeType) -> tuple[Called, ...]:
     """The calls in a code object; of one whose source is not known, every name that it has."""
     node = definitions(code.co_filename).get((code.co_firstlineno, code.co_name))
     if node is None:
-        return tuple(Called(("", name), ()) for name in code_names(code)) + tuple(
-            Called((name,), ()) for name in code_names(code)
-        )
+        names = [name for each in nested(code, functions=False) for name in each.co_names]
+        return tuple(Called(path, ()) for name in names for path in (("", name), (name,)))
     return tuple(calls_in(ast.iter_child_nodes(node)))
 
 
@@ -371,14 +385,35 @@ def fills(code: Code, label: str, *, attribute: bool) -> bool:
         operations = [*dis.get_instructions(each)]
         names = {*each.co_names, *each.co_freevars, *each.co_cellvars}
         if attribute:
-            stored = any(op.opname in stores and op.argval == label for op in operations)
-            if stored or ("setattr" in names and label in each.co_consts):
+            # What is set to a constant is not filled.
+            before = [None, *operations]
+            stored = any(
+                op.opname in stores and op.argval == label and not (earlier and earlier.opname == "LOAD_CONST")
+                for earlier, op in zip(before, operations, strict=False)
+            )
+            by_name = bool(names & SETTERS) and label in each.co_consts and not is_constructor
+            # A descriptor keeps its value under a name of its own.
+            if stored or by_name or (each.co_name == "__get__" and names & {*SETTERS, "__dict__", "vars"}):
                 return True
         elif label in names and (
             names & MUTATORS or any(op.opname in FILLING or (op.opname == "BUILD_MAP" and op.arg) for op in operations)
         ):
             return True
     return False
+
+
+def of_another(code: Code, label: str, cls: type) -> bool:
+    """True if some code is a method of other classes than ``cls``, and puts something into the attribute of its own object alone."""
+    own = own_class(code)
+    if own is None or own in mro(cls) or cls in mro(own):
+        return False
+    node = definitions(code.code.co_filename).get((code.code.co_firstlineno, code.code.co_name))
+    owners = {
+        path_of(each.value)
+        for each in own_nodes(ast.iter_child_nodes(node) if node is not None else ())
+        if isinstance(each, ast.Attribute) and each.attr == label
+    }
+    return owners == {code.code.co_varnames[:1]}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -394,11 +429,50 @@ def filled_containers(code: CodeType) -> frozenset[str] | None:
             places.append(each.value)
         elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in MUTATORS:
             places.append(each.func.value)
-        elif isinstance(each, ast.AugAssign):
-            places.append(each.target)
-        elif isinstance(each, ast.Assign) and ast.unparse(each.value) not in ("{}", "[]", "None"):
-            places += each.targets
+        elif isinstance(each, ast.AugAssign | ast.Assign) and not is_literal(each.value):
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            places += [
+                target for target in targets if not isinstance(target, ast.Name) or target.id not in code.co_varnames
+            ]
     return frozenset(filter(None, map(last_name, places)))
+
+
+def attributes_of(code: CodeType) -> Iterator[str]:
+    """The attributes that a function sets, of whatever object."""
+    yield from (op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
+    if SETTERS & {*code.co_names}:
+        yield from (name for name in code.co_consts if type(name) is str and name.isidentifier())
+
+
+def literals(code: CodeType) -> dict[str, Any]:
+    """The attributes that a function sets to a literal, which may be a tuple of literals, with its value."""
+    found: dict[str, Any] = {}
+    node = definitions(code.co_filename).get((code.co_firstlineno, code.co_name))
+    for each in own_nodes(ast.iter_child_nodes(node)) if node is not None else ():
+        if not isinstance(each, ast.Assign | ast.AnnAssign) or each.value is None:
+            continue
+        for target in each.targets if isinstance(each, ast.Assign) else [each.target]:
+            pairs = [(target, each.value)]
+            if (
+                isinstance(target, ast.Tuple)
+                and isinstance(each.value, ast.Tuple)
+                and len(target.elts) == len(each.value.elts)
+            ):
+                pairs = [*zip(target.elts, each.value.elts, strict=True)]
+            for place, value in pairs:
+                with contextlib.suppress(ValueError, TypeError):
+                    if isinstance(place, ast.Attribute):
+                        found[place.attr] = ast.literal_eval(value)
+    return found
+
+
+def is_literal(node: ast.AST) -> bool:
+    """True for a value that has no array in it, such as ``[None]``."""
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
 
 
 def last_name(node: ast.AST) -> str:

@@ -199,6 +199,11 @@ def leaves(shape: bytes) -> tuple[tuple[int, ...], ...]:
     return tuple((at, *index) for at, part in parts for index in leaves(embedded(part)))
 
 
+_DETAIL = {"constant": 8, "while": 43, "compare": 63, "send": 68}
+"""One more field of an instruction, by opcode: a literal, the configuration for the compiler, the direction, attributes of the runtime."""
+_LONGEST_DETAIL = 2**16
+
+
 class Instruction(NamedTuple):
     """One instruction of a program.
 
@@ -216,13 +221,19 @@ class Instruction(NamedTuple):
     metadata: bytes
     aliases: tuple[tuple[tuple[int, ...], Position], ...] = ()
     """The outputs of a custom call or fusion, by index, that are written in place of an operand: its number and index."""
+    detail: bytes = b""
+    """One more field, for a few opcodes: see `_DETAIL`."""
+    channel: int = 0
+    """The number of the channel between devices that it uses; 0 for none."""
 
     @classmethod
     def read(cls, message: Message, computation: int) -> Instruction:
         """One ``HloInstructionProto``. Raises `MalformedProto`."""
+        opcode = text(message, 2)
+        detail = raw(message, _DETAIL[opcode]) if opcode in _DETAIL else b""
         return cls(
             id=number(message, 35),
-            opcode=text(message, 2),
+            opcode=opcode,
             computation=computation,
             operands=numbers(message, 36),
             called=numbers(message, 38),
@@ -233,6 +244,8 @@ class Instruction(NamedTuple):
             aliases=()
             if 74 not in message
             else tuple((numbers(alias, 1), (number(alias, 2), numbers(alias, 3))) for alias in messages(message, 74)),
+            detail=detail if len(detail) <= _LONGEST_DETAIL else b"",  # a captured array
+            channel=number(message, 26) if 26 in message else 0,
         )
 
 

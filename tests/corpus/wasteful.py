@@ -28,7 +28,7 @@ class Cause:
     spends: bool = True
     """False where the twin needs no less memory on the CPU."""
     since: tuple[int, int] = (0, 4)
-    """The first version of jax that it is found with: jax names the backward part from 0.7 on, and XLA before jax 0.12 makes no bfloat16 on the CPU."""
+    """The first version of jax that it is found with: XLA before jax 0.12 makes no bfloat16 on the CPU."""
 
 
 # --- the forward part saves more than it was given
@@ -249,7 +249,6 @@ WASTEFUL: dict[str, Cause] = {
         lambda: gradient_of(loss_in_a_scan),
         "1.0 MiB: a line that runs several times saves it for the backward pass, more than state, inputs and outputs together",
         (mean_loss, "softmax_cross_entropy"),
-        since=(0, 7),
     ),
     "saved by a scan": Cause(
         lambda: Case(Deep(wastes=True), (jnp.ones((64, 32)),)),

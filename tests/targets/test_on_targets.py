@@ -229,7 +229,7 @@ def test_a_far_larger_peak_is_noted():
 # --- the compilers are asked no more than once
 
 
-def test_facts_are_kept_for_the_next_run(pytester, monkeypatch):
+def test_facts_are_kept_for_the_next_run(pytester, inner_args, monkeypatch):
     pytester.makepyfile(
         """
         import jax.numpy as jnp
@@ -242,20 +242,20 @@ def test_facts_are_kept_for_the_next_run(pytester, monkeypatch):
             nnx_wrap(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))(jnp.ones((2, 8)))
         """
     )
-    first = pytester.runpytest_inprocess("-p", "no:randomly")
+    first = pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly")
     first.assert_outcomes(passed=1)
     kept = {path: path.read_text("utf-8") for path in pytester.path.rglob("*-target.json")}
     assert len(kept) == 2
     with monkeypatch.context() as without_compilers:
         without_compilers.setattr(targets, "compiled_for", None)
-        second = pytester.runpytest_inprocess("-p", "no:randomly")
+        second = pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly")
     second.assert_outcomes(passed=1)
     second.stdout.fnmatch_lines(
         ["*fits v5e: *; fits h100: *" if "h100" in TOLD else "*fits v5e: *; compiles for h100*"]
     )
     for path, text in kept.items():
         path.write_text(text.replace('"fits": true', '"fits": false'), "utf-8")
-    pytester.runpytest_inprocess("-p", "no:randomly").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly").assert_outcomes(passed=1)
     assert {path: path.read_text("utf-8") for path in kept} == kept
 
 

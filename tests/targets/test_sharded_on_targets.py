@@ -37,7 +37,7 @@ def test_this_file_passes_on_eight_devices():
     command += ["--nnx-target", "v5e,h100", __file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"28 passed, 1 skipped", done.stdout), done.stdout
+    assert re.search(r"29 passed, 1 skipped", done.stdout), done.stdout
 
 
 class MLP(nnx.Module):
@@ -137,6 +137,34 @@ def test_a_model_that_names_its_mesh_on_chips_alone_is_judged_as_on_chips():
             asked = [note for note in report.notes if "asked jax.devices(): answered 8 of TPU v5 lite" in note]
             assert bool(asked) == (form is Asking)
     assert len(peaks) == 1
+
+
+class Ragged(nnx.Module):
+    """Sends rows to other devices by an operation that no CPU has."""
+
+    def __init__(self, mesh, rngs):
+        self.linear, self.mesh = nnx.Linear(WIDTH, WIDTH, rngs=rngs), mesh
+
+    def __call__(self, x):
+        def of_a_device(x):
+            counts = jnp.ones(DEVICES, jnp.int32)
+            places = jnp.arange(DEVICES, dtype=jnp.int32)
+            return jax.lax.ragged_all_to_all(x, jnp.zeros_like(x), places, counts, places, counts, axis_name="model")
+
+        mapped = jax.shard_map(of_a_device, mesh=self.mesh, in_specs=P("model"), out_specs=P("model"), check_vma=False)
+        return mapped(self.linear(x))
+
+
+@on_eight_devices
+def test_an_operation_that_no_cpu_has_is_judged_on_a_slice_alone():
+    with jax.set_mesh(made := mesh("Auto")):
+        x = jax.ShapeDtypeStruct((DEVICES * DEVICES, WIDTH), jnp.float32, sharding=NamedSharding(made, P("model")))
+        model = nnx.eval_shape(lambda: Ragged(made, nnx.Rngs(0)))
+        report = check(model, x, nesting="jit", target="v5e", devices=DEVICES)
+    assert report.ok, str(report)
+    (there,) = report.outcomes[0].evidence.targets
+    assert (there.target, there.left_out) == ("v5e:2x4", "")
+    assert any("judged on v5e:2x4 alone" in note for note in report.notes)
 
 
 def constrains(model, x):

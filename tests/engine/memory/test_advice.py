@@ -100,6 +100,30 @@ def test_what_the_layers_of_a_model_leave_for_the_backward_pass_is_no_line_of_it
         assert report.ok, report.advice
 
 
+class Looped(Plain):
+    """The same, in a loop of the user's."""
+
+    def __init__(self, activation):
+        super().__init__(1)
+        self.activation = activation
+
+    def __call__(self, x):
+        for layer in self.layers.layers[::2]:
+            x = self.activation(layer(x))
+        return x
+
+
+@pytest.mark.slow
+def test_what_a_remat_of_each_layer_would_save_as_well_is_no_advice():
+    x = jnp.ones((2048, 64))
+    quiet = check(trains, Looped(lambda x: x), x, x, **JIT)
+    saved = dict(quiet.outcomes[0].evidence.ledger).get("saved for the backward pass", 0)
+    assert saved >= 3 * x.nbytes or jax.__version_info__ < (0, 7), "what goes into the second layer, and so on"
+    assert quiet.advice == ()
+    (piece,) = check(trains, Looped(lambda x: jnp.cos(jnp.sin(nnx.gelu(x)))), x, x, **JIT).advice
+    assert "a line that runs several times saves it for the backward pass" in piece
+
+
 # --- the rules, on figures
 
 SAVED = SavedLine("m.py:3", 1_002_001, 0, ("float32[50000]",), scanned=False, repeated=True)
@@ -118,8 +142,12 @@ def test_what_a_line_saves_counts_where_it_is_more_than_all_that_goes_in_and_com
     assert pieces(SAVED) == [(SavedLine, 1_002_001)]
     assert pieces(replace(SAVED, bytes=1_002_000)) == []
     assert pieces(SAVED, live=[HELD] * 4) == [], "no more counts than is there at the peak"
+    assert pieces(SAVED, live=[HELD] * 4 + [replace(HELD, part="gradients")]) == []
     assert pieces(replace(SAVED, repeated=False)) == [], "a line that runs once is computed again at once"
     assert pieces(replace(SAVED, kept=1)) == [], "a remat saves that as well"
+    other = replace(SAVED, line="m.py:5", kept=-1)
+    assert pieces(SAVED, other) == pieces(other, SAVED) == [(SavedLine, 1_002_002)], "the line that saves the most"
+    assert len(pieces(SAVED, replace(other, scanned=True))) == 2
     again = replace(SAVED, bytes=1_250_000, kept=1_250_000)
     assert pieces(replace(again, largest=247_999)) == [(SavedLine, 1_002_001)]
     assert pieces(replace(again, largest=248_000)) == [], "one remat needs its values"

@@ -17,7 +17,6 @@ from pytest_nnxcheck.jaxprs.guarded import guarded
 from pytest_nnxcheck.jaxprs.saved import saved
 from pytest_nnxcheck.jaxprs.waste import names_nothing
 
-named = pytest.mark.skipif(jax.__version_info__ < (0, 7), reason="jax before 0.7 does not name the backward part")
 X = jnp.ones((64, 32))
 SIZE = X.nbytes
 
@@ -47,6 +46,10 @@ def in_a_comprehension(x):
     return sum([jnp.sin(x + k).sum() for k in range(3)])
 
 
+def once_in_a_comprehension(x):
+    return sum(jnp.tanh(jax.nn.gelu(y)).sum() for y in [x])
+
+
 def called_from_two_lines(x):
     def layer(x):
         return jnp.sin(x)
@@ -68,15 +71,38 @@ def layers_in_a_loop_in_a_library(x):
     return nnx.Sequential(*[lambda x: jnp.sin(x)] * 3)(x).sum()  # noqa: PLW0108 - a line of the user's
 
 
+@jax.custom_vjp
+def activation(x):
+    return jnp.tanh(x)
+
+
+def saves_two(x):
+    return jnp.tanh(x), (jnp.sin(x), jnp.cos(x))
+
+
+activation.defvjp(saves_two, lambda saved, g: (g * saved[0] * saved[1],))
+
+
+def rule_in_a_loop(x):
+    for _ in range(3):
+        x = activation(x)
+    return x.sum()
+
+
+def rule_once(x):
+    return activation(x).sum()
+
+
 def gradients_in_a_loop(x):
     return sum(jax.grad(once)(x + k) for k in range(3))
 
 
-@named
 def test_the_values_of_a_line_are_one_fact_that_says_whether_it_runs_several_times():
     assert lines_of(once, X) == {line(once, "jnp.sin"): (SIZE, False)}
     assert lines_of(in_a_loop, X) == {line(in_a_loop, "jnp.sin"): (3 * SIZE, True)}
     assert lines_of(in_a_comprehension, X) == {line(in_a_comprehension, "jnp.sin"): (3 * SIZE, True)}
+    ((_, repeated),) = lines_of(once_in_a_comprehension, X).values()
+    assert not repeated
     assert lines_of(called_from_two_lines, X) == {line(called_from_two_lines, "jnp.sin"): (2 * SIZE, True)}
     assert lines_of(jax.jit(once), X) == lines_of(once, X)
     assert not any(fact.repeated for fact in saved(jaxpr_of(gradients_in_a_loop, X))), (
@@ -84,14 +110,52 @@ def test_the_values_of_a_line_are_one_fact_that_says_whether_it_runs_several_tim
     )
 
 
-@named
+def layers_in_a_loop(x, w):
+    for k in range(4):
+        x = x @ w + k
+    return x.sum()
+
+
+def activations_in_a_loop(x, w):
+    for k in range(4):
+        x = jnp.cos(jnp.sin(x @ w + k))
+    return x.sum()
+
+
+def operands_in_a_loop(x, w):
+    for _ in range(4):
+        y = x @ w
+        x = jnp.sin(y)
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    "call, text, size, kept",
+    [
+        (layers_in_a_loop, "x @ w", 3, 3),  # what goes into the second layer, and so on
+        (activations_in_a_loop, "x @ w", 11, 3),  # that, and what the cosine and the sine need
+        (operands_in_a_loop, "jnp.sin", 7, 4),  # y
+    ],
+)
+def test_a_remat_of_a_line_saves_what_goes_into_each_of_its_runs(call, text, size, kept, monkeypatch):
+    monkeypatch.setattr("pytest_nnxcheck.jaxprs.saved.FLOOR", SIZE)
+    facts = saved(jaxpr_of(jax.grad(call, 1), X, jnp.eye(32)))
+    (fact,) = [fact for fact in facts if fact.line == line(call, text)]
+    assert (fact.bytes, fact.kept) == (size * SIZE, kept * SIZE)
+
+
+def test_the_rule_of_a_derivative_runs_as_often_as_its_function_is_called():
+    saves = line(saves_two, "return")
+    assert lines_of(rule_once, X) == {saves: (2 * SIZE, False)}
+    assert lines_of(rule_in_a_loop, X) == {saves: (6 * SIZE, True)}
+
+
 def test_what_a_library_jits_is_of_the_line_that_calls_it():
     lines = lines_of(jit_of_a_library_on_two_lines, X)
     assert set(lines) == {line(jit_of_a_library_on_two_lines, text) for text in ("x = ", "return")}
     assert not any(repeated for _, repeated in lines.values())
 
 
-@named
 def test_a_loop_in_a_library_runs_what_the_user_wrote_several_times_and_not_the_line_that_calls_it():
     calls = line(loop_in_a_library, "nnx.Sequential")
     assert lines_of(loop_in_a_library, X) == {calls: (3 * SIZE, False)}
@@ -110,7 +174,6 @@ def test_a_scan_saves_for_all_its_steps_on_its_line_and_its_carry_is_kept():
     assert all(fact.bytes == fact.kept for fact in of_remat if fact.scanned), "remat saves what it carries"
 
 
-@named
 def test_what_only_remats_read_is_kept():
     def layers(x):
         for _ in range(3):

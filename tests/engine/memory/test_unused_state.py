@@ -135,6 +135,16 @@ def test_a_cache_beside_the_one_that_a_server_hands_in():
     assert check(Cached(), X, **JIT).advice == ()
 
 
+class Trainer:
+    """A plain object with two models: its method takes one, and its own jit would be handed that alone."""
+
+    def __init__(self):
+        self.model, self.ema = linear(), linear()
+
+    def evaluate(self, x):
+        return self.model(x)
+
+
 def eval_mode():
     model = normed()
     model.eval()
@@ -150,6 +160,8 @@ HEALTHY = {
     "swapped": lambda: check(swapped, Decoder(), X, **JIT),
     "overwritten": lambda: check(overwrites, Decoder(), X, **JIT),
     "less than a tenth": lambda: check(Decoder(spare=25), X, **JIT),
+    "of a plain object": lambda: check(Trainer().evaluate, X, **JIT),
+    "of a plain object that is handed in": lambda: check(lambda trainer, x: trainer.evaluate(x), Trainer(), X, **JIT),
 }
 
 

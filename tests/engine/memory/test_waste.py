@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checking import line
+from flax import nnx
 
+from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.jaxprs.waste import HeldTwice, waste
 
@@ -30,7 +32,7 @@ ROWS = {
     "the new value is read": (None, lambda w, x: ((new := w.at[3].set(x)), new.sum())),
     "handed back": (None, lambda w, x: (BARRIER(w), w.sum())),
     "handed to a barrier, and to nothing else": (None, lambda w, x: (w.at[3].set(x), (x, BARRIER(w))[0])),
-    "handed through a remat, and then written": (None, lambda w, x: ((both := jax.checkpoint(lambda w: (w, w.sum()))(w))[0].at[3].set(x), both[1])),
+    "handed through a remat, and then written": ("read, then written", lambda w, x: ((both := jax.checkpoint(lambda w: (w, w.sum()))(w))[0].at[3].set(x), both[1])),
     "made anew, and read in no order": (None, lambda w, x: (jnp.tanh(w), w @ x)),
     "made anew": ("old and new at once", lambda w, x: ((new := jnp.tanh(w)), (new - w).sum())),
     "made anew, read by what the new one gave": ("old and new at once", lambda w, x: ((new := jnp.tanh(w)), w @ (new @ x))),
@@ -97,6 +99,44 @@ def test_a_leaf_in_another_dtype_counts_where_it_is_wider_or_a_loop_needs_it():
         casts(lambda w: LOOP(0, 4, lambda k, x: x * w[k].astype(jnp.bfloat16), w[0].astype(jnp.bfloat16)), narrows)
         == []
     )
+
+
+def loops_over(w):
+    return jax.lax.scan(lambda h, w: (h + w, None), jnp.zeros(4, w.dtype), w)[0]
+
+
+INNER = {
+    "cast in one jit, taken by a loop in another": ("cast for a loop", lambda w: jax.jit(loops_over)(jax.jit(lambda w: w.astype(jnp.bfloat16))(w))),
+    "reversed in a jit in a jit": ("reordered", lambda w: loops_over(jax.jit(jax.jit(lambda w: w[::-1]))(w))),
+    "transposed in a remat": ("reordered", lambda w: loops_over(jax.checkpoint(lambda w: w.T)(w))),
+    "two calls of one function, of which the second is the leaf": ("reordered", lambda w: (f := jax.jit(lambda w: w[::-1]), loops_over(f(w * 2) + 1), loops_over(f(w)))[1:]),
+    "reversed and computed on": (None, lambda w: loops_over(jax.jit(lambda w: w[::-1] * 2)(w))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_a_leaf_is_followed_through_inner_calls(name):
+    operation, call = INNER[name]
+    facts = waste(staging.open_jaxpr(jax.make_jaxpr(call)(jnp.ones((4, 4)))), {})
+    assert [fact.operation for fact in facts] == ([operation] if operation else [])
+
+
+class Recurrent(nnx.Module):
+    """Over a batch of sequences, which flax or the call brings into the order of its steps."""
+
+    def __init__(self, transposed):
+        self.rnn, self.transposed = nnx.RNN(nnx.GRUCell(64, 64, rngs=nnx.Rngs(0))), transposed
+
+    def __call__(self, x):
+        return self.rnn(x.swapaxes(0, 1), time_major=True) if self.transposed else self.rnn(x)
+
+
+@pytest.mark.slow
+def test_what_flax_reorders_for_its_own_loop_is_nobodys_to_write_otherwise():
+    x = jnp.ones((4, 512, 64))
+    (piece,) = check(Recurrent(transposed=True), x, nesting="jit").advice
+    assert "all of x once more, in another order for a loop" in piece
+    assert check(Recurrent(transposed=False), x, nesting="jit").advice == ()
 
 
 def test_part_of_a_leaf_and_what_was_computed_are_no_cast():

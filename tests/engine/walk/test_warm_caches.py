@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -176,16 +177,169 @@ def test_a_cache_that_its_module_fills_while_it_is_imported_holds() -> None:
 def test_what_was_in_a_cache_is_put_back() -> None:
     helper, linear = Table(), nnx.Linear(4, 4, rngs=rngs())
 
-    def tables() -> tuple[jax.Array, ...]:
-        return helper.table, helper.in_dict(), helper.lazy(), in_global(4)
+    def held() -> tuple[jax.Array | None, ...]:
+        return vars(helper)["table"], helper.memo[4], helper._lazy, MEMO[4]
 
     def step(model: Any, x: jax.Array) -> jax.Array:
-        return model(x) + sum(tables())
+        return model(x) + helper.table + helper.in_dict() + helper.lazy() + in_global(4)
 
     step(linear, X)
-    before = tables()
+    before = held()
     assert not check(step, linear, X, **QUICK).ok
-    assert all(one is other for one, other in zip(before, tables(), strict=True))
+    assert all(one is other for one, other in zip(before, held(), strict=True))
+
+
+class Lazy:
+    """A property that keeps its value in the object."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, holder: Any, cls: type) -> Any:
+        if self.name not in vars(holder):
+            vars(holder)[self.name] = holder.make(4)
+        return vars(holder)[self.name]
+
+
+class Keeps:
+    """An object that keeps a table, by one of its methods."""
+
+    lazily = Lazy()
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+        self.seen, self.rows = 0, None
+        self.known: tuple[int | None, Any] = (None, None)
+        self.first: list[Any] = [None]
+        self.more: list[Any] = []
+
+    def as_property(self) -> Any:
+        return self.lazily
+
+    def counted(self) -> Any:
+        if self.seen < 4:
+            self.seen, self.rows = 4, self.make(4)
+        return self.rows
+
+    def in_pair(self) -> Any:
+        if self.known[0] != 4:
+            self.known = (4, self.make(4))
+        return self.known[1]
+
+    def in_list(self) -> Any:
+        if self.first[0] is None:
+            self.first[0] = self.make(4)
+        return self.first[0]
+
+    def appended(self) -> Any:
+        if not self.more:
+            self.more.append(self.make(4))
+        return self.more[0]
+
+    def __call__(self) -> Any:
+        return self.counted()
+
+
+@dataclasses.dataclass
+class Rows:
+    """A dataclass that keeps a table."""
+
+    make: Callable[[int], Any]
+    seen: int = 0
+    rows: Any = None
+
+    def counted(self) -> Any:
+        if self.seen < 4:
+            self.seen, self.rows = 4, self.make(4)
+        return self.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A frozen dataclass that keeps a table nevertheless."""
+
+    make: Callable[[int], Any]
+    rows: Any = None
+
+    def kept(self) -> Any:
+        if self.rows is None:
+            object.__setattr__(self, "rows", self.make(4))
+        return self.rows
+
+
+class Fills:
+    """Fills its own attribute in the constructor, under the name of one that another class fills in the call."""
+
+    def __init__(self) -> None:
+        self.rows: Any = None
+        self.build()
+
+    def build(self) -> None:
+        self.rows = jnp.arange(4.0)
+
+
+class FillsAndKeeps(Keeps):
+    """Has an object of that class."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__(make)
+        self.filled = Fills()
+
+    def both(self) -> Any:
+        return self.counted() + self.filled.rows
+
+
+def closure(make: Callable[[int], Any]) -> Callable[[], Any]:
+    kept = None
+
+    def get() -> Any:
+        nonlocal kept
+        if kept is None:
+            kept = make(4)
+        return kept
+
+    return get
+
+
+def of_jax(length: int) -> jax.Array:
+    return jnp.arange(float(length))
+
+
+def of_numpy(length: int) -> Any:
+    return np.arange(float(length), dtype=np.float32)
+
+
+KEEPS: dict[str, Callable[[Any], Callable[[], Any]]] = {
+    "property": lambda make: Keeps(make).as_property,
+    "counted": lambda make: Keeps(make).counted,
+    "pair": lambda make: Keeps(make).in_pair,
+    "list": lambda make: Keeps(make).in_list,
+    "appended": lambda make: Keeps(make).appended,
+    "fields": lambda make: Rows(make).counted,
+    "frozen": lambda make: Frozen(make).kept,
+    "beside another": lambda make: FillsAndKeeps(make).both,
+    "closure": closure,
+}
+
+
+@pytest.mark.parametrize("form", some(KEEPS, ("property", "counted", "beside another", "closure"), pytest.mark.slow))
+def test_an_object_that_was_made_later_is_as_its_constructor_leaves_it(form: str) -> None:
+    for make in (of_jax, of_numpy):
+        kept = KEEPS[form](make)
+        model = Adds(lambda _, kept=kept: kept())
+        model(X)
+        assert check(model, X, **QUICK).ok == (make is of_numpy)
+
+
+def test_an_object_whose_table_is_made_on_purpose_stays_as_it_is() -> None:
+    called, read = Keeps(of_jax), Keeps(of_jax)
+    called()
+    read.lazily  # noqa: B018 - the read fills it
+    for table_of in (lambda _: called.counted(), lambda _: read.as_property()):
+        model = Adds(table_of)
+        model(X)
+        found = check(model, X, **QUICK)
+        assert found.ok, found
 
 
 class Unordered:

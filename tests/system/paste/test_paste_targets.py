@@ -26,6 +26,8 @@ RETYPED = pytest.mark.skipif(
     reason="the compiler of TPUs is not installed, or jax is older than 0.10: a buffer that is lost there is lost on the CPU",
 )
 BROKEN = """
+from jax.experimental import pallas as pl
+
 ROWS = 1 << 22
 
 @marked(target="v5e")
@@ -52,6 +54,24 @@ CHIP = "tpu"
 @marked(target="v5e")
 def test_branch(nnx_wrap):
     nnx_wrap(nnx.eval_shape(Branching))(jax.ShapeDtypeStruct((), jnp.float32))
+
+class Kernels(nnx.Module):
+    # A kernel for TPUs, which the CPU cannot lower, on a square of 18.3 GiB.
+    def __init__(self, width):
+        self.w = nnx.Param(jnp.zeros((1, width)))
+
+    def __call__(self, x):
+        def kernel(x, o):
+            o[...] = x[...] * 2
+
+        rows = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((8, 128), x.dtype))(x)
+        return jnp.sort(self.w[...].T * self.w[...], axis=0)[:8, :128] + rows
+
+TALL = 70_000
+
+@marked(target="v5e")
+def test_kernel(nnx_wrap):
+    nnx_wrap(Kernels(TALL))(jnp.ones((8, 128)))
 
 SHAPE = (64, 64, 8, 8, 3)
 
@@ -106,6 +126,7 @@ def test_lost(nnx_wrap):
     nnx_wrap(flatten)(Two())
 """
 MENDED = {
+    "test_kernel": ("TALL = 70_000", "TALL = 128"),
     "test_branch": ('CHIP = "tpu"', 'CHIP = "gpu"'),
     "test_fits_tpu": ("ROWS = 1 << 22", "ROWS = 1 << 10"),
     "test_fits_gpu": ("ROWS = 1 << 22", "ROWS = 1 << 10"),
@@ -114,6 +135,7 @@ MENDED = {
     "test_lost": (".reshape(-1)", ""),
 }
 SAYS = {
+    "test_kernel": "the program does not fit a v5e: it needs more than 15.75 GiB",
     "test_branch": "the program does not fit a v5e: it needs more than 15.75 GiB",
     "test_fits_tpu": "the program does not fit a v5e: it needs more than 15.75 GiB",
     "test_fits_gpu": "the program does not fit an h100: peak 125",
@@ -124,7 +146,7 @@ SAYS = {
 
 
 def mark_of(test):
-    return {"test_fits_gpu": GPU, "test_lost": RETYPED}.get(test, TPU)
+    return {"test_fits_gpu": GPU, "test_lost": RETYPED, "test_kernel": RETYPED}.get(test, TPU)
 
 
 SHOWN = [pytest.param(name, marks=mark_of(name)) for name in MENDED]

@@ -15,7 +15,7 @@ from pytest_nnxcheck import Breach, Layer, Nesting, Outcome, Violation
 from pytest_nnxcheck.core.facts import ArrayType, Evidence, Leak
 from pytest_nnxcheck.core.nesting import Misfit, MisfitKind
 from pytest_nnxcheck.core.notes import FACTS, CapturedBy, CapturedNode, Fact, FactKind, texts
-from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.core.on_target import Collective, OnTarget, Spread
 from pytest_nnxcheck.core.peak import Bound, Figures, PeakLine, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.invariants.advice import MemoryWasted
@@ -147,6 +147,16 @@ NOTES = [
     Fact("asks for devices", ("v5e",), "model.py:219 asked jax.devices()"),
     Fact("answered", ("1 of TPU v5 lite on v5e",), "model.py:219 asked jax.devices()"),
 ]
+SENDING = OnTarget(
+    "2*v5e:2x2",
+    collectives=(
+        Collective("all-reduce", 13, 6 * 2**20, "dcn"),
+        Collective("all-gather", 1, 3 * KIB, "ici", at_least=True),
+    ),
+    flops=425_295_872,
+    accessed=82 * 2**20,
+    spread=(Spread(("data", "model"), 2, 12_582_912, 6 * 2**20), Spread((), 1, 999, 4 * KIB)),
+)
 PLACES = [
     PeakLine("", (), True, 1, 0, KIB, 0, 0),
     PeakLine("", (), False, 1, KIB, 0, 0, 0),
@@ -179,6 +189,7 @@ def test_what_is_said_of_findings(golden):
         "nothing measured": message(FINDINGS["does not fit"], Evidence(targets=(LARGE,))),
         "explained": message(touched, explained=(CAPTURED, "TypeError: no"), invariant="tracers"),
         "rows of targets": "\n".join(text for _, text in target_rows.rows(ON_TARGETS)),
+        "rows of a program on targets": "\n".join(": ".join(row) for row in target_rows.program(SENDING)),
         "targets in a few words": "\n".join(target_rows.brief([on]) for on in ON_TARGETS),
         "notes": "\n".join(texts(NOTES)),
         "places of a peak": "\n".join(map(memory_breakdown.heading, PLACES)),
