@@ -1,6 +1,6 @@
 """``python -m benchmarks [NAME ...]`` measures speed: ratios of CPU time, side by side in one run. See docs/speed.md.
 
-``targets`` and ``mistral_targets`` have programs compiled for TPUs and GPUs; they need the compilers, and run where they are named. See docs/targets.md.
+``targets``, ``mistral_targets`` and ``plain_targets`` have programs compiled for TPUs and GPUs; they need the compilers, and run where they are named. See docs/targets.md.
 """
 
 from __future__ import annotations

@@ -33,9 +33,17 @@ def of_mistral() -> Iterator[Row]:
     yield from mistral.rows()
 
 
+def of_plain() -> Iterator[Row]:
+    """Programs beside a plain compile of the same."""
+    from benchmarks.on_targets import plain
+
+    yield from plain.rows()
+
+
 BENCHMARKS: dict[str, tuple[Callable[[], Iterator[Row]], Callable[[Table], str]]] = {
     "targets": (of_programs, rows.programs),
     "mistral_targets": (of_mistral, rows.fits),
+    "plain_targets": (of_plain, rows.beside_plain),
 }
 
 

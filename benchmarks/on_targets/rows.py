@@ -35,6 +35,12 @@ class There:
     lost: int
     said: str
     seconds: float
+    effort: str = ""
+    plain: int | None = None
+    """The peak of a plain compile at the same effort; none where its compiler refused it, or nobody asked. Further fields are those of the default effort."""
+    plain_default: int | None = None
+    plain_fits: bool = True
+    plain_kept: int = 0
 
     @classmethod
     def of(cls, row: OnTarget) -> There:
@@ -42,8 +48,10 @@ class There:
         total = None if row.split is None else row.split.peak
         said = row.refused or row.left_out
         lost = len(row.lost) + row.lost_too
+        seconds = round(row.seconds, 2)
         return cls(
-            row.target, row.limit, row.fits, row.peak, total, row.copies, row.donated, lost, said, round(row.seconds, 2)
+            *(row.target, row.limit, row.fits, row.peak, total, row.copies, row.donated, lost, said, seconds),
+            effort=row.effort,
         )
 
 
@@ -149,6 +157,23 @@ def fits(table: Table) -> str:
         f"* {row.program}, {there.target}: {there.said}" for row in table.rows for there in row.targets if there.said
     ]
     return "\n".join([*lines, "", *said, *([""] if said else []), f"{table.environment}."]) + "\n"
+
+
+def beside_plain(table: Table) -> str:
+    """The table of `plain_targets`: the peaks of the plugin and of a plain compile, and whether they agree."""
+    heads = ["program", "target", "effort", "plugin, MiB", "plain, MiB", "default effort, MiB", "fits", "plain fits"]
+    heads += ["leaves kept", "plain"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    every = [(row.program, there) for row in table.rows for there in row.targets]
+    for program, there in every:
+        kept = f"{there.donated - there.lost} of {there.donated}" if there.donated else ""
+        words = ["yes" if fits else "**no**" for fits in (there.fits, there.plain_fits)]
+        peaks = [f"{size / MIB:.1f}" if size else "" for size in (there.peak, there.plain, there.plain_default)]
+        lines.append(_line([program, there.target, there.effort, *peaks, *words, kept, str(there.plain_kept or "")]))
+    ratios = [there.peak / there.plain for _, there in every if there.peak and there.plain]
+    same = sum(there.fits == there.plain_fits for _, there in every)
+    said = f"{same} of {len(every)} verdicts are the same. Peaks at the same effort: {min(ratios):.3f} to {max(ratios):.3f} times the plain one."
+    return "\n".join([*lines, "", said, "", f"{table.environment}."]) + "\n"
 
 
 def _word(there: There) -> str:

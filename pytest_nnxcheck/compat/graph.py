@@ -353,6 +353,16 @@ CUSTOM_RULES = "custom_derivatives.py"
 """The file of `jax.custom_vjp` and `jax.custom_jvp`."""
 
 
+def called_by(call: Any, of_library: bool, eqn: Any) -> Any:
+    """An equation inside of a call as one of the code around it: its names are within those of the call, and so are the lines of a library's.
+
+    No public way; all versions.
+    """
+    around, own = call.source_info, eqn.source_info
+    source = around if of_library else own.replace(name_stack=around.name_stack + own.name_stack)
+    return eqn.replace(source_info=source)
+
+
 def is_of_flax(eqn: Any) -> bool:
     """True if a line of flax makes an equation, called by the user's code or not. No public way; all versions."""
     traceback = _read(_read(eqn, "source_info"), "traceback")

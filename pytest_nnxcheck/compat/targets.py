@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import math
 import os
 import re
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +40,15 @@ _LONGEST_REFUSAL = 150
 """Characters of a compiler's refusal that a row shows. It says the reason first, and prints the instruction after that."""
 _OF_KERNELS = ("VMEM", "SMEM", "shared memory", "registers")
 """The memories of a kernel, in the words of the compilers."""
+
+
+_ENDINGS = [
+    *(signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL),
+    *(getattr(signal, name) for name in ("SIGHUP", "SIGBUS", "SIGTRAP") if hasattr(signal, name)),
+]
+"""The signals that end a process, and that libtpu handles."""
+_SIGACTION = 256
+"""Bytes that hold a ``struct sigaction`` of the C library, on all machines."""
 
 
 class LeftOut(Exception):
@@ -189,15 +200,34 @@ def _devices(target: Target) -> tuple[Any, ...]:
 
     jax.devices()  # the user's backend first: it stays the default
     try:
-        try:
-            described = topologies.get_topology_desc(**topology(target))
-        except NotImplementedError:  # jax was started before the environment that takes the plugin without a driver
-            _start_plugin()
-            described = topologies.get_topology_desc(**topology(target))
+        with _same_signals():
+            try:
+                described = topologies.get_topology_desc(**topology(target))
+            except NotImplementedError:  # jax was started before the environment that takes the plugin without a driver
+                _start_plugin()
+                described = topologies.get_topology_desc(**topology(target))
     except Exception as error:
         advice = "start Python with JAX_PLATFORMS=cpu in the environment, or update jax together with its wheel"
         raise CheckError(f"target {target}: its compiler cannot be loaded ({_line(error)}): {advice}") from error
     return tuple(described.devices)
+
+
+@contextlib.contextmanager
+def _same_signals() -> Iterator[None]:
+    """Put back the handlers of signals that libtpu replaces as it is loaded, so that a process ends as without it.
+
+    That of SIGTERM prints a stack trace, and those of crashes take the place of `faulthandler`, which pytest turns on. Its profiler needs that of SIGPROF.
+    Python does not know the handlers of C, so that the C library is asked. Tried on Linux with libtpu 0.0.50.
+    """
+    library = ctypes.CDLL(None)
+    held = {number: (ctypes.c_ubyte * _SIGACTION)() for number in _ENDINGS}
+    for number, action in held.items():
+        library.sigaction(int(number), None, ctypes.byref(action))
+    try:
+        yield
+    finally:
+        for number, action in held.items():
+            library.sigaction(int(number), ctypes.byref(action), None)
 
 
 def topology(target: Target) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import is_ref, is_ref_type
-from pytest_nnxcheck.compat.graph import equation_line, is_cast
+from pytest_nnxcheck.compat.graph import called_by, equation_line, is_cast, is_jit_of_library
 from pytest_nnxcheck.compat.staging import CALLS, COND, COPIES, REMATS, RESHAPES, SCAN, WHILE
 
 # --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
@@ -61,28 +61,40 @@ _inlined: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def inlined(jaxpr: Any) -> Any:
-    """The open jaxpr with the equations of a call in the place of the call, as XLA compiles it; itself where it calls nothing. Loops and branches stay."""
-    if not any(called(eqn) for eqn in jaxpr.eqns):
+    """The open jaxpr with the equations of a call in the place of the call, as XLA compiles it; itself where it calls nothing.
+
+    Loops, branches and remats of a backward part stay. The equations of a jitted function of a library have the lines of the call.
+    """
+    if not any(is_inlined(eqn) for eqn in jaxpr.eqns):
         return jaxpr
     if jaxpr not in _inlined:
         equations = list[Any]()
-        variables = _inline(jaxpr, {}, equations)
+        variables = _inline(jaxpr, {}, equations, lambda eqn: eqn)
         outvars = [variables.get(id(var), var) for var in jaxpr.outvars]
         _inlined[jaxpr] = jaxpr.replace(eqns=equations, outvars=outvars)
     return _inlined[jaxpr]
 
 
-def _inline(jaxpr: Any, variables: dict[int, Any], equations: list[Any]) -> dict[int, Any]:
-    """Append the equations of a jaxpr, with ``variables`` in the place of its own, by their ids. Gives all that took a place."""
+def is_inlined(eqn: Any) -> bool:
+    """True if an equation calls a jaxpr that XLA sees through: it does not through what computes values again."""
+    return called(eqn) is not None and not eqn.params.get("differentiated")
+
+
+def _inline(jaxpr: Any, variables: dict[int, Any], equations: list[Any], named: Callable[[Any], Any]) -> dict[int, Any]:
+    """Append the equations of a jaxpr, each as ``named`` gives it, with ``variables`` in the place of its own, by their ids. Gives all that took a place."""
     for eqn in jaxpr.eqns:
         operands = [variables.get(id(var), var) for var in eqn.invars]
-        if (inner := called(eqn)) is not None:
-            inside = _inline(inner, dict(zip(map(id, inner.invars), operands, strict=True)), equations)
+        if is_inlined(eqn):
+            inner, call = called(eqn), named(eqn)
+            of_inner = dict(zip(map(id, inner.invars), operands, strict=True))
+            inside = _inline(
+                inner, of_inner, equations, functools.partial(called_by, call, is_jit_of_library(eqn, inner))
+            )
             results = [inside.get(id(var), var) for var in inner.outvars]
         else:
             # Two calls of one function share its jaxpr, with all variables.
             results = [*map(copy.copy, eqn.outvars)]
-            equations.append(eqn.replace(invars=operands, outvars=results))
+            equations.append(named(eqn).replace(invars=operands, outvars=results))
         variables.update(zip(map(id, eqn.outvars), results, strict=True))
     return variables
 

@@ -69,23 +69,24 @@ def guarded(jaxpr: Any) -> tuple[GuardedWrite, ...]:
     return (*choices.found,)
 
 
-def versions(jaxpr: Any, operands: Sequence[Version], choices: Choices, at: Any = None) -> list[Version]:
-    """The versions that an open jaxpr returns for those that it takes. What a jitted function of a library chooses is of the line that calls it, ``at``."""
+def versions(jaxpr: Any, operands: Sequence[Version], choices: Choices) -> list[Version]:
+    """The versions that an open jaxpr returns for those that it takes."""
+    jaxpr = flow.inlined(jaxpr)
     known = dict(zip(map(id, jaxpr.invars), operands, strict=True))
     for eqn in jaxpr.eqns:
         own = [known.get(id(var)) or choices.array() for var in eqn.invars]
-        for var, cases in zip(eqn.outvars, alternatives(eqn, own, choices, at), strict=True):
+        for var, cases in zip(eqn.outvars, alternatives(eqn, own, choices), strict=True):
             if len({case.array for case in cases}) != 1:
                 known[id(var)] = choices.array()
                 continue
             version = known[id(var)] = Version(cases[0].array, any(case.written for case in cases))
             if len({case.written for case in cases}) > 1:
-                line, mapped = graph.equation_line(at or eqn), eqn.primitive.name == WHILE
+                line, mapped = graph.equation_line(eqn), eqn.primitive.name == WHILE
                 choices.found[GuardedWrite(line, describe(var.aval), nbytes(var.aval), version.array, mapped)] = None
     return [known.get(id(var)) or choices.array() for var in jaxpr.outvars]
 
 
-def alternatives(eqn: Any, own: Sequence[Version], choices: Choices, at: Any) -> Iterator[Sequence[Version]]:
+def alternatives(eqn: Any, own: Sequence[Version], choices: Choices) -> Iterator[Sequence[Version]]:
     """The versions that each output of an equation is one of; none if it is a new array."""
     name, params = eqn.primitive.name, eqn.params
     if name in UPDATES:
@@ -93,25 +94,22 @@ def alternatives(eqn: Any, own: Sequence[Version], choices: Choices, at: Any) ->
     elif name == SELECT:
         yield own[1:]
     elif name == COND:
-        branches = (versions(staging.open_jaxpr(branch), own[1:], choices, at) for branch in params["branches"])
+        branches = (versions(staging.open_jaxpr(branch), own[1:], choices) for branch in params["branches"])
         yield from zip(*branches, strict=True)
     elif name == WHILE:
         first, before = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         chooses = bool(params["cond_jaxpr"].out_avals[0].shape)
         # In the body the carry is as yet unwritten: whether one step writes is the question.
         carry = [version._replace(written=False) for version in own[before:]]
-        after = versions(staging.open_jaxpr(params["body_jaxpr"]), [*own[first:before], *carry], choices, at)
+        after = versions(staging.open_jaxpr(params["body_jaxpr"]), [*own[first:before], *carry], choices)
         for old, begins, ends in zip(own[before:], carry, after, strict=True):
             yield [begins, ends] if chooses else [ends._replace(written=old.written or ends.written)]
     elif name == SCAN:
         consts, carry_end = staging.scan_layout(eqn)[0], sum(staging.scan_layout(eqn))
         sliced = [choices.array() for _ in own[carry_end:]]
-        after = versions(staging.open_jaxpr(params["jaxpr"]), [*own[:carry_end], *sliced], choices, at)
+        after = versions(staging.open_jaxpr(params["jaxpr"]), [*own[:carry_end], *sliced], choices)
         carried = carry_end - consts
         yield from ([ends] for ends in after[:carried])
         yield from ([] for _ in after[carried:])
-    elif (inner := flow.called(eqn)) is not None:
-        at = at or (eqn if graph.is_jit_of_library(eqn, inner) else None)
-        yield from ([version] for version in versions(inner, own, choices, at))
     else:
         yield from ([] if k is None else [own[k]] for k in flow.handed_through(eqn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,8 @@ class Value:
     kept: bool
     """True if a `jax.checkpoint` around what makes it saves it too."""
     scanned: bool
-    made_of: Sequence[Value | None]
-    """The operands of what makes it; None for an input."""
+    made_of: Sequence[Value]
+    """The values that what makes it takes."""
     saved: bool = False
     """True if the backward part takes it."""
 
@@ -78,9 +78,14 @@ class Value:
         return near(f"{frames[0][0]}:{frames[0][1]}") if frames else ""
 
     @property
+    def source(self) -> Any:
+        """The place that the equation is from: what one call of a library's jitted function makes is from one place."""
+        return self.eqn.source_info
+
+    @property
     def operation(self) -> tuple[Any, ...]:
-        """The same for two equations if the program came to one operation twice."""
-        return self.eqn.source_info.traceback, self.eqn.primitive.name
+        """The same for two equations from different places if the program came to one operation twice."""
+        return self.source.traceback, self.eqn.primitive.name
 
 
 def saved(jaxpr: Any) -> tuple[SavedLine, ...]:
@@ -116,35 +121,25 @@ def remats_in(jaxpr: Any) -> Iterator[Any]:
 
 def forward_values(jaxpr: Any, is_backward: Any) -> list[Value]:
     """The values that equations of the forward part make, in their order."""
+    values: dict[int, Value] = {}
     made: list[Value] = []
     by_remats: dict[Value, bool] = {}
-
-    def follow(jaxpr: Any, operands: Sequence[Value | None], at: Any) -> list[Value | None]:
-        """The values of the results. What a jitted function of a library makes is of the line that calls it, ``at``."""
-        values = dict(zip(map(id, jaxpr.invars), operands, strict=True))
-        for eqn in jaxpr.eqns:
-            own = [values.get(id(var)) for var in eqn.invars]
-            results: Iterable[Value | None] = ()
-            if is_backward(eqn):
-                for value in own:
-                    if value is not None:
-                        value.saved = True
-                        by_remats[value] = by_remats.get(value, True) and eqn.primitive.name in REMATS
-            elif (inner := flow.called(eqn)) is not None:
-                results = follow(inner, own, at or (eqn if graph.is_jit_of_library(eqn, inner) else None))
-            else:
-                through, kept = flow.handed_through(eqn), carried(eqn)
-                results = [
-                    Value(var.aval, at or eqn, number in kept, eqn.primitive.name == SCAN, own) if k is None else own[k]
-                    for number, (var, k) in enumerate(zip(eqn.outvars, through, strict=True))
-                ]
-                made.extend(value for value, k in zip(results, through, strict=True) if value is not None and k is None)
-            values.update(zip(map(id, eqn.outvars), results, strict=False))
-        return [values.get(id(var)) for var in jaxpr.outvars]
-
-    follow(jaxpr, [None] * len(jaxpr.invars), None)
-    for value, kept in by_remats.items():
-        value.kept |= kept
+    for eqn in flow.inlined(jaxpr).eqns:
+        own = [values[id(var)] for var in eqn.invars if id(var) in values]
+        if is_backward(eqn):
+            for value in own:
+                value.saved = True
+                by_remats[value] = by_remats.get(value, True) and eqn.primitive.name in REMATS
+            continue
+        kept, of_scan = carried(eqn), eqn.primitive.name == SCAN
+        for number, (var, operand) in enumerate(zip(eqn.outvars, flow.handed_through(eqn), strict=True)):
+            if operand is None:
+                made.append(Value(var.aval, eqn, number in kept, of_scan, own))
+                values[id(var)] = made[-1]
+            elif id(eqn.invars[operand]) in values:
+                values[id(var)] = values[id(eqn.invars[operand])]
+    for value, kept_by_remats in by_remats.items():
+        value.kept |= kept_by_remats
     return made
 
 
@@ -192,10 +187,10 @@ def into_runs(line: str, values: Sequence[Value]) -> set[Value]:
     run, made = 0, dict[Any, Any]()
     for value in values:
         if value.line == line:
-            if made.setdefault(value.operation, value.eqn) is not value.eqn:
-                run, made = run + 1, {value.operation: value.eqn}
+            if made.setdefault(value.operation, value.source) is not value.source:
+                run, made = run + 1, {value.operation: value.source}
             runs[value] = run
-    operands = {(value, operand) for value in runs for operand in value.made_of if operand is not None}
+    operands = {(value, operand) for value in runs for operand in value.made_of}
     return {
         operand
         for value, operand in operands
@@ -206,7 +201,7 @@ def into_runs(line: str, values: Sequence[Value]) -> set[Value]:
 def runs_again(values: Sequence[Value]) -> bool:
     """True if the line of these values runs several times: it has several stacks, or a frame of one is in a loop of Python that makes an operation again."""
     stacks = {graph.frames_of_call(value.eqn) for value in values}
-    again = len({value.operation for value in values}) < len({id(value.eqn) for value in values})
+    again = len({value.operation for value in values}) < len({(value.operation, id(value.source)) for value in values})
     return len(stacks) > 1 or (again and any(line in loop_lines(file) for stack in stacks for file, line in stack))
 
 

@@ -177,7 +177,7 @@ def stacks(level: Level) -> Iterator[Stack]:
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
             continue
-        for var in carried_and_stacked(eqn)[1]:
+        for var in eqn.outvars[staging.scan_layout(eqn)[1] :]:
             readers = level.users(var)
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
                 yield Stack(graph.equation_line(eqn), describe(var.aval), nbytes(var.aval), bool(readers))
@@ -293,12 +293,6 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
 def twice(leaves: Iterable[int], operation: str, eqn: Any, whole: Any, *parts: Any) -> HeldTwice:
     types = tuple(describe(var.aval) for var in (whole, *parts))
     return HeldTwice(tuple(sorted(leaves)), operation, graph.equation_line(eqn), types, nbytes(whole.aval))
-
-
-def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
-    """The outputs of a scan: those that it carries, and those that have an axis for its steps."""
-    _, carry = staging.scan_layout(eqn)
-    return eqn.outvars[:carry], eqn.outvars[carry:]
 
 
 def takes_one(eqn: Any, stack: Any) -> bool:

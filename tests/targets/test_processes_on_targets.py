@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import pytest
 
 COMPILES = """
 import os
@@ -33,6 +38,40 @@ def test_a_compiler_of_tpus_is_silent_and_leaves_jax_on_the_cpu():
     assert ran.stdout.splitlines()[-2:] == ["[CpuDevice(id=0)]", "262144"]
     if "cudart_stub.cc" not in ran.stderr:  # the libraries of jax 0.10's CUDA plugin tell of it whatever is set
         assert ran.stderr == ""
+
+
+WAITS = """
+import gc
+import signal
+from pathlib import Path
+
+from pytest_nnxcheck.compat.targets import machine_of
+from pytest_nnxcheck.core.chips import parse_target
+
+def test_waits():
+    machine_of(parse_target("v5e"))
+    gc.disable()  # what is raised in a function that the collector calls is lost
+    Path("loaded").touch()
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("loads", [True, False], ids=["libtpu", "without"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT])
+def test_a_signal_ends_pytest_as_without_libtpu(pytester, number, loads):
+    pytester.makepyfile(test_inner=WAITS if loads else WAITS.replace("machine_of(", "parse_target; ("))
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_inner.py"]
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while not Path("loaded").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        told = process.communicate(timeout=60)[0]
+    assert process.returncode == (pytest.ExitCode.INTERRUPTED if number == signal.SIGINT else -number)
+    assert "stack trace" not in told
+    assert ("KeyboardInterrupt" in told) == (number == signal.SIGINT)
+    assert ("Fatal Python error: Aborted" in told) == (number == signal.SIGABRT)
 
 
 LINEAR = """

@@ -122,6 +122,12 @@ def activations_in_a_loop(x, w):
     return x.sum()
 
 
+def jits_of_a_library_in_a_loop(x, w):
+    for k in range(4):
+        x = jax.nn.silu(x @ w + k)
+    return x.sum()
+
+
 def operands_in_a_loop(x, w):
     for _ in range(4):
         y = x @ w
@@ -134,6 +140,7 @@ def operands_in_a_loop(x, w):
     [
         (layers_in_a_loop, "x @ w", 3, 3),  # what goes into the second layer, and so on
         (activations_in_a_loop, "x @ w", 11, 3),  # that, and what the cosine and the sine need
+        (jits_of_a_library_in_a_loop, "jax.nn.silu", 15, 3),
         (operands_in_a_loop, "jnp.sin", 7, 4),  # y
     ],
 )
