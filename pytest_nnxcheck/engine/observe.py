@@ -421,7 +421,7 @@ def traces(call: Call) -> bool:
 
 
 def takes_earlier(call: Call) -> bool:
-    """True if what an earlier run found out of the program of a nesting stands for a run: it is about the program alone, and not about values or the runtime."""
+    """True if what an earlier run found out of the program of a nesting is enough without a run: it is about the program alone, and not about values or the runtime."""
     facts, settings, layers = call.profile, call.settings, call.nesting.layers
     return not (
         not layers
