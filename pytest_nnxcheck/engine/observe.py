@@ -588,7 +588,7 @@ def abstract_outputs(program: Program, compiled: Compiled) -> Any:
 
 
 def stand_ins(program: Program, example: Example) -> Any:
-    """What a program returns that does not run: copies of the values that it hands through, as a run gives, and stand-ins for the rest."""
+    """Outputs of a program that does not run: copies of the values that it hands through, as a run gives, and stand-ins for the rest."""
     arguments = program.traced.arguments
     handed = {id(array) for array in arguments} - {*example.stand_ins}
     outputs = hand_out(program.staged.traced, arguments, example)
