@@ -461,8 +461,15 @@ def concluded(seen: Seen) -> Checked:
     outcome = judged_outcome(seen)
     if observation.error is not None or (leaks and broken):
         return Checked(None, outcome)
-    spoiled = any(leak.place in ("variable", "module") for leak in leaks)
+    # A jit of flax 0.10 that refuses what a Variable keeps hands out no new value, and has deleted the old one.
+    spoiled = any(leak.place in ("variable", "module") for leak in leaks) or (leaks and has_deleted(observation.state))
     return Checked(None, outcome, run=observation, state=None if spoiled else observation.state)
+
+
+def has_deleted(state: Any) -> bool:
+    """True if a leaf of a state is an array without a buffer."""
+    arrays = [value for _, value in graph.raw_leaves(state) if isinstance(value, jax.Array)]
+    return any(not isinstance(array, jax.core.Tracer) and array.is_deleted() for array in arrays)
 
 
 def violated(seen: Seen, explained: tuple[Note | str, ...] = ()) -> Outcome:

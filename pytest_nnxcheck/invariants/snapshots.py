@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import ClassVar
 
 import jax
+import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck.compat import graph
@@ -20,6 +21,7 @@ from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.subject.copies import variables_in
 from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.walk import walk
+from pytest_nnxcheck.xla.pointers import foreign_views
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -43,6 +45,21 @@ class SnapshotHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotViewed:
+    """A view of NumPy, or of another library, of arrays which a donating call cannot reuse then: a note."""
+
+    holder: str
+    paths: tuple[str, ...]
+    of_call: ClassVar[bool] = True
+
+    def words(self) -> str:
+        return (
+            f"{self.holder} views the buffers of {some(self.paths)}, which the call donates and writes: as long as it is there, a jit copies what it cannot"
+            " donate, and says nothing; keep a copy, np.array(...) in place of np.asarray(...)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotShared:
     """An `nnx.State` that has the Variables of the caller's own module: a note."""
 
@@ -57,7 +74,7 @@ class SnapshotShared:
         )
 
 
-def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
+def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotViewed | SnapshotShared, ...]:
     """The leaves, written by the call and donated by the program, that the body or an object which the call reaches holds as well.
 
     Only the user's own arrays can be told: it is a copy of the state that runs.
@@ -77,6 +94,10 @@ def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
     for path, array in found.arrays:
         if id(array) in arrays:
             held.setdefault(variable_of(path), []).append(arrays[id(array)])
+    leaves = [(arrays[id(value)], value) for value in map(graph.variable_value, judged) if id(value) in arrays]
+    viewed: dict[str, list[str]] = {}
+    for holder, path in foreign_views(leaves, [each for each in found.arrays if isinstance(each[1], np.ndarray)]):
+        viewed.setdefault(variable_of(holder), []).append(path)
     states = {
         str(name): value for name, (value, _), _ in found.places.of(snapshot.ATTRIBUTES) if isinstance(value, nnx.State)
     }
@@ -90,6 +111,7 @@ def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotShared, ...]:
     }
     return (
         *(SnapshotHeld(name, tuple(paths)) for name, paths in held.items()),
+        *(SnapshotViewed(name, tuple(dict.fromkeys(paths))) for name, paths in viewed.items()),
         *(SnapshotShared(name, paths) for name, paths in shared.items() if paths),
     )
 

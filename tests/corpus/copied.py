@@ -507,6 +507,27 @@ def decodes(model: Any, x: jax.Array) -> Any:
     return {"y": y, "rows": rows[-1], "index": merged(graphdef, state).index[...]}
 
 
+class TwoCells(nnx.Module):
+    """A cell, and another one."""
+
+    def __init__(self) -> None:
+        self.one, self.other = Recurs(), Recurs()
+
+
+def moves(cells: Any, x: jax.Array) -> jax.Array:
+    """Call a copy of one cell, and put what it is then into the other."""
+    graphdef, state = nnx.split(cells.one)
+
+    @jax.jit
+    def pure(state: Any, x: jax.Array) -> Any:
+        cell = merged(graphdef, state)
+        return cell(x), nnx.state(cell)
+
+    y, state = pure(state, x)
+    nnx.update(cells.other, state)
+    return y
+
+
 @jax.jit
 def first_stage(model: Any, x: jax.Array) -> Any:
     return model, model(x)
@@ -585,6 +606,7 @@ ON_PURPOSE: dict[str, tuple[Callable[[], Case], tuple[int, ...]]] = {
         (0, 10),
     ),
     "masked": (of(Recurs, masks), (0, 10)),
+    "moved to another": (of(TwoCells, moves), (0, 10)),
     "stacked in a scan": (of(Decodes, decodes, rows=1), (0, 10)),
     "two stages": (of(Normed, in_two_stages), MODULES_ARE_TREES),
     "swapped and put back": (of(linear, swaps), MODULES_ARE_TREES),

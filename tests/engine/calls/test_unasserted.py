@@ -1,11 +1,13 @@
 """Invariants that a test asserts, and no nesting could break: the summary says so. Tracers that a test does not assert: a note says that they remain."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 from checking import FEW, call, flat
 from flax import nnx
 
 from pytest_nnxcheck import CheckError, check
+from pytest_nnxcheck.compat import graph
 
 SEEN = []
 
@@ -30,6 +32,28 @@ def test_the_output_is_there(cls, nesting):
     assert found.outcome.verdict == "held"
     assert found.output.shape == (2, 4)
     assert (found.output == 2).all()
+
+
+class CountsAndKeeps(nnx.Module):
+    """Counts its calls, and keeps its input among the metadata of the count."""
+
+    def __init__(self):
+        self.count = nnx.Variable(jnp.zeros((4,)))
+
+    def __call__(self, x):
+        self.count.value = self.count.value + 1
+        graph.set_metadata(self.count, "kept", x)
+        return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:'.value'")
+@pytest.mark.parametrize("nesting", ["jit", "remat"])
+def test_a_state_that_keeps_a_tracer_is_not_handed_back(nesting):
+    """On flax 0.10 it has arrays that the program has deleted."""
+    model = CountsAndKeeps()
+    assert call(model, jnp.ones((2, 4)), nesting=nesting, invariants="memory").outcome.verdict == "held"
+    assert (model.count.value >= 0).all()
+    assert not isinstance(graph.variable_metadata(model.count).get("kept"), jax.core.Tracer)
 
 
 def test_a_note_says_that_tracers_remain():

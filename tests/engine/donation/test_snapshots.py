@@ -54,6 +54,18 @@ def test_the_body_holds_arrays_that_the_step_donates(take):
     assert snapshot is not None
 
 
+@pytest.mark.parametrize("take", [np.asarray, lambda kernel: {"best": np.asarray(kernel)[1:]}, np.array, np.sum])
+def test_a_view_of_numpy_keeps_the_step_from_donating(take):
+    model = linear()
+    model.kernel.value = jnp.zeros((4, 4)) + 1  # in memory of jax' own
+    snapshot = take(model.kernel.value)
+    report = check(step, model, **FORM)
+    viewed = [note for note in report.notes if note.startswith("snapshot views the buffers of model.kernel")]
+    assert report.ok
+    assert len(viewed) == (take not in (np.array, np.sum))
+    assert snapshot is not None
+
+
 def test_a_state_that_shares_the_variables_is_no_snapshot():
     model = linear()
     state = nnx.state(model)
