@@ -29,7 +29,7 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import causes, trials
 from pytest_nnxcheck.engine.example import Call, Example, Known, evaluated_calls, with_earlier
-from pytest_nnxcheck.engine.observe import RUN, TRACED, How, observe, traces
+from pytest_nnxcheck.engine.observe import TRACED, How, observe, takes_earlier, traces
 from pytest_nnxcheck.engine.on_targets import OnTargets, is_for_targets
 from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.engine.reference import MOST_EQUATIONS, Evaluated, Reference, meaning_of
@@ -239,7 +239,9 @@ def reference_of(call: Call) -> Reference | None:
     return Reference.of(call.subject, meaning_of(call.nesting), calls)
 
 
-Reason = Literal["", "first", "unproven", "own jit", "restored", "arrays", "tracers", "own program", "on targets"]
+Reason = Literal[
+    "", "first", "unproven", "run", "own jit", "restored", "arrays", "tracers", "own program", "on targets"
+]
 """The reason to look at a nesting: for the first time, or again; empty for none."""
 
 
@@ -249,6 +251,8 @@ def again(seen: Seen) -> Reason:
     state, error = call.profile.state, observation.error
     if not observation.proves:
         return "unproven"  # a trace tells too little
+    if observation.earlier and (seen.judgement.violations or observation.error):
+        return "run"  # its message has the lines of a program that was compiled
     if seen.alone is None and meets_own_jit(call, observation) and "own jit" not in looked:
         return "own jit"  # jax keeps what it captured by way of the user's object, which held a trace of ours
     maps = seen.alone is None and error is not None and maps_written(call.nesting)
@@ -269,8 +273,7 @@ def again(seen: Seen) -> Reason:
 
 def look(seen: Seen, reason: Reason) -> Seen:
     """Observe and judge a nesting, in the way that the reason asks for."""
-    call, how = seen.ran.call, RUN
-    looked = seen.looked | {reason}
+    call, looked = seen.ran.call, seen.looked | {reason}
     if reason == "arrays":
         return replace(seen, looked=looked, in_arrays=holds_in_arrays(seen.ran))
     raised = seen.ran.observation.error
@@ -290,16 +293,7 @@ def look(seen: Seen, reason: Reason) -> Seen:
     if reason == "own jit":
         call.memo.own_jits.add(call.subject.name)
         jax.clear_caches()
-    if reason in ("first", "restored") and traces(call):
-        how = TRACED
-    else:
-        call.example.require_values(call.subject)
-        memory = "memory" in call.settings.invariants
-        copied, asks = call.profile.copied_bytes if memory else 0, bool(call.known.asked)
-        on_targets = OnTargets(call.settings.target, call.memo.on_targets, copied, asks)
-        targets = on_targets.all if reason == "on targets" or is_for_targets(call) else None
-        how = How(copies=memory, alone=reason in ("own program", "on targets"), targets=targets)
-    observation = observe(call, call.nesting, how)
+    observation = observe(call, call.nesting, how_to_look(call, reason))
     if isinstance(observation.error, CheckError) and call.nesting.layers:
         # The call cannot be checked, as a layer found out: that is no verdict on the nesting.
         raise observation.error
@@ -312,7 +306,25 @@ def look(seen: Seen, reason: Reason) -> Seen:
     ran = replace(seen.ran, call=call, observation=observation)
     # An un-nested call that raises is the user's own error, whatever else it breaks.
     judges = observation.proves and (call.nesting.layers or observation.error is None)
-    return Seen(ran, judged(ran, call.settings.invariants) if judges else Judgement(), looked)
+    judgement = judged(ran, call.settings.invariants) if judges else Judgement()
+    if judges and observation.error is None and not judgement.violations:
+        observation.keep()
+    return Seen(ran, judgement, looked)
+
+
+def how_to_look(call: Call, reason: Reason) -> How:
+    """The way in which a nesting is observed, for a reason. Raises `uncomputed.ValuesNeeded` where it has to run, and is handed no values."""
+    at_first = reason in ("first", "restored")
+    if at_first and traces(call):
+        return TRACED
+    earlier = at_first and takes_earlier(call)
+    if not earlier:
+        call.example.require_values(call.subject)
+    memory = "memory" in call.settings.invariants
+    copied, asks = call.profile.copied_bytes if memory else 0, bool(call.known.asked)
+    on_targets = OnTargets(call.settings.target, call.memo.on_targets, copied, asks)
+    targets = on_targets.all if reason == "on targets" or is_for_targets(call) else None
+    return How(copies=memory, alone=reason in ("own program", "on targets"), earlier=earlier, targets=targets)
 
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,12 +98,16 @@ UNUSABLE = "Some donated buffers were not usable"
 """The beginning of jax's warning of donation that XLA cannot use."""
 
 
-def to_the_end(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
-    """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
+def to_the_end(
+    program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], stand_ins: Container[int] = ()
+) -> tuple[Any, Exception | None]:
+    """Run to the end; for ``stand_ins`` among what is returned, by their ids, nothing runs. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
         with warnings.catch_warnings(), quick_compiles(), whole_stacks(), cached_compiles():
             warnings.filterwarnings("ignore", message=UNUSABLE)
-            return jax.tree.map(as_array, jax.block_until_ready(program(state, *inputs))), None
+            returned = program(state, *inputs)
+            jax.block_until_ready([leaf for leaf in jax.tree.leaves(returned) if id(leaf) not in stand_ins])
+            return jax.tree.map(as_array, returned), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return None, error
 
@@ -168,23 +172,57 @@ def beside_text(lowered: Any) -> Hashable | None:
         written = arguments.get("mut")
         captured = [*(getattr(lowered._lowering, "const_args", None) or ()), *(written.in_mut if written else ())]
         outputs = tuple(written.out_mut) if written else ()
-        beside = (*types, arguments.get("device_assignment"), tuple(map(id, captured)), outputs)
+        own = tuple(f"captured at {id(array):#x}" for array in captured)
+        beside = (*types, arguments.get("device_assignment"), own, outputs)
         hash(beside)
     except (AttributeError, KeyError, TypeError):
         return None
     return beside
 
 
+def durable_text(text: str, lowered: Any, beside: Hashable) -> str:
+    """The text of a program with all that is `beside_text`, for later processes; empty where that names objects of this process, or several devices. All versions."""
+    more = repr(beside)
+    arguments = lowered._lowering.compile_args
+    devices = arguments.get("num_devices", len([*(arguments.get("device_assignment") or ())]))
+    return f"{text}\n{more}" if devices == 1 and " at 0x" not in more else ""
+
+
+@dataclass(slots=True, eq=False)
+class Compiling:
+    """A program that is compiled when something is asked of it first, for all that share it."""
+
+    lowered: Any
+    executable: bool
+    """True if the folder of compiled programs keeps it."""
+    program: Any = None
+    read: dict[Any, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """The compiled program of a lowered one."""
 
-    program: Any
+    compiling: Compiling
     shared: bool
     """True if it was compiled for another lowered program of the same text, and has the lines of that one."""
     lowered: Any
-    read: dict[Any, Any] = field(default_factory=dict)
-    """Facts that were read of the program, for all that share it."""
+    key: str = ""
+    """Its `durable_text`; empty where facts about it are of this process alone."""
+
+    @property
+    def program(self) -> Any:
+        """The program, which is compiled now if it was not yet. Raises what XLA raises."""
+        compiling = self.compiling
+        if compiling.program is None:
+            with judged_compiles(ours=compiling.executable):
+                compiling.program = compiling.lowered.compile(compiler_options=compiler_options())
+        return compiling.program
+
+    @property
+    def read(self) -> dict[Any, Any]:
+        """Facts that were read of the program, for all that share it."""
+        return self.compiling.read
 
     def __call__(self, *args: Any) -> Any:
         """Run it on the arguments of the program that was lowered. Raises what jax raises."""
@@ -201,20 +239,19 @@ class SharedPrograms:
     known: Kept[Compiled] = field(default_factory=Kept)
     on: bool = True
 
-    def compiled(self, lowered: Any, *, alone: bool = False) -> Compiled:
-        """The compiled program of a lowered one; ``alone`` compiles it anew. Raises what XLA raises."""
+    def compiled(self, lowered: Any, *, alone: bool = False, runs: bool = True) -> Compiled:
+        """The compiled program of a lowered one; ``alone`` compiles it anew. One that ``runs`` is kept in the folder of compiled programs. Raises what XLA raises."""
         beside = None if alone or not self.on else beside_text(lowered)
         if beside is None:
-            with judged_compiles():
-                program = lowered.compile(compiler_options=compiler_options())
-            return Compiled(program, shared=False, lowered=lowered)
-        key = (canonical(lowered.as_text()), beside)
-        known = self.known.recall(key, lambda: self.compiled(lowered, alone=True))
-        return known if known.lowered is lowered else replace(known, shared=True, lowered=lowered)
+            return Compiled(Compiling(lowered, executable=True), shared=False, lowered=lowered)
+        text = canonical(lowered.as_text())
 
-    def program(self, lowered: Any) -> Any:
-        """The program alone, to read it."""
-        return self.compiled(lowered).program
+        def find_out() -> Compiled:
+            key = durable_text(text, lowered, beside)
+            return Compiled(Compiling(lowered, executable=runs or not key), shared=False, lowered=lowered, key=key)
+
+        known = self.known.recall((text, beside), find_out)
+        return known if known.lowered is lowered else replace(known, shared=True, lowered=lowered)
 
 
 _EVENT = "/jax/core/compile/backend_compile_duration"

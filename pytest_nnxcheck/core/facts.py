@@ -158,6 +158,10 @@ class Observation:
     """False for a trace that tells too little of a run, so that the nesting has to be run."""
     shared: bool = False
     """True if the program was compiled for another one of the same text, whose lines its buffers name."""
+    earlier: bool = False
+    """True if an earlier run found out the facts of the program, so that it was neither compiled nor run."""
+    keep: Callable[[], None] = lambda: None
+    """Keeps the facts of the program for later runs."""
     still: tuple[Path, ...] = ()
     """The leaves that the un-nested call changes, and that came back as the very arrays that went in."""
     output_names: tuple[str, ...] = ()

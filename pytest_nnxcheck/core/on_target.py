@@ -103,7 +103,7 @@ class OnTarget:
     @classmethod
     def of_json(cls, text: bytes) -> OnTarget:
         """Read one. Raises `LookupError`, `TypeError` or `ValueError`."""
-        found = _without_lists(json.loads(text))
+        found = without_lists(json.loads(text))
         split, places, buffers = found["split"], found["places"], found["buffers"]
         return cls(
             **{
@@ -118,8 +118,8 @@ class OnTarget:
         )
 
 
-def _without_lists(value: Any) -> Any:
+def without_lists(value: Any) -> Any:
     """A value that JSON read, with a tuple in place of each list."""
     if isinstance(value, dict):
-        return {name: _without_lists(item) for name, item in value.items()}
-    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
+        return {name: without_lists(item) for name, item in value.items()}
+    return tuple(map(without_lists, value)) if isinstance(value, list) else value

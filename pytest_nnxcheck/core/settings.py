@@ -307,7 +307,7 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "no_cache": _run(
         "off",
         kinds.FLAG,
-        "compile every program anew, and keep none in pytest's cache",
+        "compile every program anew, and keep nothing of it in pytest's cache",
         "speed.md#how-to-make-a-suite-faster",
     ),
 }

@@ -29,6 +29,7 @@ from pytest_nnxcheck.subject.contents import other_parts, static_parts, write_ba
 from pytest_nnxcheck.subject.originals import Originals
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, bind, copy_leaf, identity
+from pytest_nnxcheck.transforms.compose import first
 from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.snapshot import Places
 from pytest_nnxcheck.walk.walk import walk
@@ -147,6 +148,20 @@ class Example:
         held = [*graph.raw_leaves(subject.state), *graph.attributes(subject.state)]
         arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
         return any(id(array) in self.stand_ins for array in arrays)
+
+    def copied(self, leaf: Any) -> Any:
+        """A copy of a leaf; a stand-in itself, which has no value to copy."""
+        return leaf if id(leaf) in self.stand_ins else copy_leaf(leaf)
+
+    def stand_in(self, wanted: Any) -> Any:
+        """A stand-in of the type of ``wanted``, an abstract value."""
+        made = uncomputed.stand_in(wanted)
+        self.stand_ins[id(made)] = made
+        return made
+
+    def first(self, leaf: Any) -> Any:
+        """The first element of the leading axis; of a stand-in another."""
+        return self.stand_in(leaf.aval.update(shape=leaf.shape[1:])) if id(leaf) in self.stand_ins else first(leaf)
 
     def require_values(self, subject: Subject) -> None:
         """Raise `uncomputed.ValuesNeeded` if something that the call is handed has no value."""

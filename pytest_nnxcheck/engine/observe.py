@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +17,8 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import backend, flax_modes, refusals, staging
-from pytest_nnxcheck.compat.arrays import is_held_ref, is_in_ref, is_ref, value_of
-from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms, cached_compiles, to_the_end
+from pytest_nnxcheck.compat.arrays import copied, is_held_ref, is_in_ref, is_ref, value_of
+from pytest_nnxcheck.compat.compile_cache import Compiled, cached_compiles, to_the_end
 from pytest_nnxcheck.compat.graph import attributes, raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
@@ -26,7 +26,9 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.core.peak import NO_COPIES, Copies, Memory, Split
 from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.engine import known_programs
 from pytest_nnxcheck.engine.example import Call, Example
+from pytest_nnxcheck.engine.known_programs import KnownProgram, facts_of, keep
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
@@ -34,11 +36,8 @@ from pytest_nnxcheck.subject.originals import leak, places_in
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject, on_arrays
 from pytest_nnxcheck.transforms.compose import Guards, Root, compose, plain_jit, stack_inputs, un_nest
-from pytest_nnxcheck.values import uncomputed
 from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import holds_beside, recorded_since, walk
-from pytest_nnxcheck.xla import buffers
-from pytest_nnxcheck.xla.hlo import aliases
 from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -56,6 +55,8 @@ class How:
     """Measure the copies of the state in the program."""
     alone: bool = False
     """Compile a program of its own, and share none that has the same text: its buffers name its own lines."""
+    earlier: bool = False
+    """Take the facts of the program from an earlier run, if it is known, and hand out stand-ins for what it computes."""
     targets: Callable[[Program, OnMachine], tuple[OnTarget, ...]] | None = None
     """Compiles the program for targets as well, or what it is on their machines."""
     unfused: bool = False
@@ -74,7 +75,7 @@ def observe(call: Call, nesting: Nesting, how: How = RUN) -> Observation:
     subject = call.subject.for_run()
     root = Root(subject, call.profile, nesting, call.settings.donate if how.donate is None else how.donate)
     # A trace reads no values, so that the user's own arrays will do: those that an earlier trace handed out have none to copy.
-    state = subject.state if how.traced and not subject.in_refs else subject.fresh()
+    state = subject.state if how.traced and not subject.in_refs else subject.fresh(call.example.copied)
     # The copy leads to little that was not walked with the user's own objects.
     roots, walked = subject.roots(state), call.originals.walk
     earlier = (walked if how.traced else walked and walked.extended(roots)) or walk(roots)
@@ -140,25 +141,28 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
 
     def execute(staged: staging.StagedJit) -> Any:
         program, compiled = judged_program(call, root, parameters, staged, how)
-        programs.append(with_addresses(program, compiled) if subject.abstract else program)
-        return programs[-1].outputs if subject.abstract else staged.run(compiled)
+        programs.append(with_outputs(program, compiled, call))
+        if programs[-1].outputs is not None:
+            return programs[-1].outputs
+        call.example.require_values(subject)
+        return staged.run(compiled)
 
     nested = compose(subject, root.profile, root.nesting, guards, root.jit(execute))
-    state, inputs = root.handed(state)
+    state, inputs = root.handed(state, call.example.copied)
     went_in = dict(raw_leaves(state))
     # Before the program runs: what it donates has no pointer any more.
     given = [read_leaf(*leaf) for leaf in root.donated(went_in, inputs)]
-    returned, error = to_the_end(nested, state, inputs)
+    returned, error = to_the_end(nested, state, inputs, call.example.stand_ins)
     program = programs[-1] if programs else None
     seen = Observation(root.nesting, state, returned=returned, error=error, abstract=subject.abstract)
     if error is None:
-        seen = replace(seen, output=un_nest(root.nesting, returned))
+        seen = replace(seen, output=un_nest(root.nesting, returned, call.example.first))
         subject.output_tree.arrays = seen.output
     tracers = subject.tracers(state, guards.earlier)
     if program is not None:
         if not tracers and subject.abstract and program.traced.hoisted:
             tracers = guards.left()  # which jax 0.5 and flax 0.10 let through
-        seen = with_program(seen, program)
+        seen = with_program(seen, program, subject.label)
     if error or tracers:
         return seen, tracers, False
     came_out = dict(raw_leaves(state))
@@ -167,17 +171,19 @@ def run(call: Call, root: Root, guards: Guards, state: Any, how: How) -> WithTra
     if not root.nesting.layers:
         seen = replace(seen, inside=donated_inside(subject, went_in, inputs, came_out, returned))
     elif program is not None:
-        given = [program.leaf(*leaf) for leaf in root.donated(went_in, inputs)] if subject.abstract else given
+        given = given if program.outputs is None else [program.leaf(*leaf) for leaf in root.donated(went_in, inputs)]
         seen = with_moves(seen, root, program, came_out, given)
     return seen, (), False
 
 
-def with_program(seen: Observation, program: Program) -> Observation:
+def with_program(seen: Observation, program: Program, label: str) -> Observation:
     """The observation of a program, with what was read of it."""
-    seen = replace(seen, memory=program.memory, copies=program.copies, targets=program.targets)
-    if program.compiled is None:
+    compiled, earlier = program.compiled, bool(program.known and program.known.earlier)
+    seen = replace(seen, memory=program.memory, copies=program.copies, targets=program.targets, earlier=earlier)
+    if compiled is None:
         return seen
-    return replace(seen, shared=program.compiled.shared, compiled=program.compiled.program)
+    keeps = functools.partial(keep, compiled, label)
+    return replace(seen, shared=compiled.shared, compiled=None if earlier else compiled.program, keep=keeps)
 
 
 def with_moves(
@@ -315,7 +321,7 @@ def traced(call: Call, root: Root, guards: Guards, state: Any, *, unfused: bool)
             with cached_compiles():  # once for every call of the same program
                 output, after = call.memo.shared_programs.compiled(staged.traced.lower())(*staged.arguments)
         else:
-            output, after = hand_out(staged, call.example)
+            output, after = hand_out(staged.traced, jax.tree.leaves(staged.arguments), call.example)
     except Exception:  # noqa: BLE001 - a run decides where a program without values cannot
         return unclean, (), False
     subject.output_tree.arrays = output
@@ -338,18 +344,13 @@ def traced_without_values(root: Root, guards: Guards, state: Any) -> WithTracers
     )
 
 
-def hand_out(staged: Staged, example: Example) -> tuple[Any, Any]:
-    """Give the output and the leaves of the state: the values that the program hands through, and stand-ins for the rest."""
-    jaxpr, arguments = staging.open_jaxpr(staged.traced.jaxpr), jax.tree.leaves(staged.arguments)
+def hand_out(traced: Any, arguments: Sequence[Any], example: Example) -> Any:
+    """Give what a traced program returns: the values that it hands through, and stand-ins for the rest."""
+    jaxpr = staging.open_jaxpr(traced.jaxpr)
     results = []
     for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):
-        if source is None:
-            results.append(uncomputed.stand_in(var.aval))
-            example.stand_ins[id(results[-1])] = results[-1]
-        else:
-            results.append(arguments[source])
-    output, after = jax.tree.unflatten(jax.tree.structure(staged.traced.out_info), results)
-    return output, after
+        results.append(example.stand_in(var.aval) if source is None else arguments[source])
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
 
 def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation | None:
@@ -419,6 +420,29 @@ def traces(call: Call) -> bool:
     return bool(call.nesting.layers) or not runs
 
 
+def takes_earlier(call: Call) -> bool:
+    """True if what an earlier run found out of the program of a nesting is enough without a run: it is about the program alone, and not about values or the runtime."""
+    facts, settings, layers = call.profile, call.settings, call.nesting.layers
+    return not (
+        not layers
+        or not layers[0].row.compiles
+        or any(row.values or row.runs or row.function for row in rows_of(settings.invariants))
+        or settings.nesting is not None
+        or settings.shortcuts == "off"
+        or call.example.values_needed
+        or call.subject.in_refs
+        or facts is UNKNOWN
+        or facts.program.calls_back
+        or facts.program.inner_donations
+        or facts.program.in_references
+        or facts.devices > 1
+        or any(layer.row.on_mesh for layer in layers)
+        or staging.checks_values()
+        # What is stacked along an axis has a value.
+        or (call.example.lacks(call.subject) and any(layer.row.axis for layer in layers))
+    )
+
+
 FEW = 8
 """Different operations that an un-nested call may make and still be run: XLA compiles each, in a hundredth of what a check takes."""
 
@@ -443,13 +467,14 @@ class Program:
     names: tuple[str, ...]
     """The names of its flat parameters, as far as they are known: first those of the state."""
     compiled: Compiled | None = None
+    known: KnownProgram | None = None
     memory: Memory | None = None
     copies: Copies = NO_COPIES
     targets: tuple[OnTarget, ...] = ()
     outputs: Any = None
-    """The types of the outputs of an abstract program, each an object of its own."""
+    """The outputs of a program that does not run, each an object of its own: types, or stand-ins. `None` for one that runs."""
     addresses: Mapping[int, int] = field(default_factory=dict)
-    """A number for each argument and output of an abstract program, by their identity, in place of pointers.
+    """A number for each argument and output of a program that does not run, by their identity, in place of pointers.
 
     An output that XLA aliases with an argument has the number of that argument.
     """
@@ -510,7 +535,7 @@ def judged_program(
         return how.targets(program, functools.partial(on_machine, root, program)) if how.targets else ()
 
     try:
-        program, compiled = measured(root, program, call.memo.shared_programs, how)
+        program, compiled = measured(call, root, program, how)
     except Exception as error:
         if how.targets is None or not refusals.is_of_platform(error):
             raise
@@ -518,35 +543,53 @@ def judged_program(
     return replace(program, targets=on_targets(program)), compiled
 
 
-def measured(root: Root, program: Program, programs: SharedPrograms, how: How) -> tuple[Program, Compiled]:
-    """Compile the program of a root, or take one of ``programs`` that has the same text, and read it. Raises what jax and XLA raise."""
-    label, traced = root.subject.label, program.traced
-    compiled = programs.compiled(program.staged.traced.lower(), alone=how.alone)
-    if label not in compiled.read:
-        compiled.read[label] = buffers.read(compiled.program, subject=label)
-    memory = compiled.read[label].with_names(program.names)
+def measured(call: Call, root: Root, program: Program, how: How) -> tuple[Program, Compiled]:
+    """Compile the program of a root, or take what is known of one that has the same text, and read it. Raises what jax and XLA raise."""
+    programs, traced, runs = call.memo.shared_programs, program.traced, not takes_earlier(call)
+    compiled = programs.compiled(program.staged.traced.lower(), alone=how.alone, runs=runs)
+    known = facts_of(compiled, root.subject.label, earlier=how.earlier)
+    memory = known.facts.memory.with_names(program.names)
 
     def split_of(jitted: Any) -> Split:
-        return buffers.split_of(programs.program(jitted.lower(*traced.arguments)))
+        return known_programs.split_of(programs.compiled(jitted.lower(*traced.arguments), runs=runs))
 
     held = copies_in(traced, memory, root.profile.copied_bytes, split_of) if how.copies else NO_COPIES
-    return replace(program, compiled=compiled, memory=memory, copies=held), compiled
+    return replace(program, compiled=compiled, known=known, memory=memory, copies=held), compiled
 
 
-def with_addresses(program: Program, compiled: Compiled) -> Program:
-    """The abstract program with its outputs, and what XLA's own aliasing tells of their buffers."""
-    parameters = program.traced.arguments
-    infos, treedef = jax.tree.flatten(program.staged.traced.out_info)
-    shardings = [None] * len(infos) if program.in_refs else jax.tree.leaves(compiled.program.output_shardings)
-    made = [
-        abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
-        for info, sharding in zip(infos, shardings, strict=True)
-    ]
-    outputs = jax.tree.unflatten(treedef, made)
-    aliased = aliases(compiled.program)
+def with_outputs(program: Program, compiled: Compiled, call: Call) -> Program:
+    """A program that does not run, with what it returns and what XLA's own aliasing tells of their buffers; any other as it is."""
+    assert program.known is not None
+    if call.subject.abstract:
+        outputs = abstract_outputs(program, compiled)
+    elif program.known.earlier:
+        outputs = stand_ins(program, call.example)
+    else:
+        return program
+    parameters, made, aliased = program.traced.arguments, jax.tree.leaves(outputs), program.known.facts.aliases
     if aliased is None:
         return replace(program, outputs=outputs)
     # An output that is no parameter's has an address behind all of theirs.
     numbers = [*range(len(parameters)), *(aliased.get(number, len(parameters) + number) for number in range(len(made)))]
     addresses = {id(leaf): number + 1 for leaf, number in zip([*parameters, *made], numbers, strict=True)}
     return replace(program, outputs=outputs, addresses=addresses)
+
+
+def abstract_outputs(program: Program, compiled: Compiled) -> Any:
+    """The types of what an abstract program returns."""
+    infos, treedef = jax.tree.flatten(program.staged.traced.out_info)
+    one_device = program.in_refs or (program.known is not None and program.known.earlier)
+    shardings = [None] * len(infos) if one_device else jax.tree.leaves(compiled.program.output_shardings)
+    made = [
+        abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
+        for info, sharding in zip(infos, shardings, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, made)
+
+
+def stand_ins(program: Program, example: Example) -> Any:
+    """Outputs of a program that does not run: copies of the values that it hands through, as a run gives, and stand-ins for the rest."""
+    arguments = program.traced.arguments
+    handed = {id(array) for array in arguments} - {*example.stand_ins}
+    outputs = hand_out(program.staged.traced, arguments, example)
+    return jax.tree.map(lambda array: copied(array) if id(array) in handed else array, outputs)

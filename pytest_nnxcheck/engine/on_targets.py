@@ -74,7 +74,7 @@ class Donation:
         """The donation of a program."""
         names, arguments = dict(enumerate(program.names)), program.traced.arguments
         donated = {number: names.get(number, "") for number in program.traced.donated if arguments[number].size}
-        kept = donated if program.compiled is None else (aliases(program.compiled.program) or {}).values()
+        kept = donated if program.known is None else (program.known.facts.aliases or {}).values()
         return cls(donated, frozenset(donated.keys() - {*kept}))
 
     def told(self, on: OnTarget, compiled: Any) -> OnTarget:
@@ -185,7 +185,9 @@ class OnTargets:
         started = time.perf_counter()
         said = OnTarget(str(named), wheel=wheels.versions(named.chip.compiler), state=self.state)
         try:
-            mesh = targets.mesh_of(program.traced.arguments, program.compiled and program.compiled.program)
+            # A program that an earlier run knows, and that was not compiled, is for one device.
+            compiled = program.compiled if program.known and not program.known.earlier else None
+            mesh = targets.mesh_of(program.traced.arguments, compiled and compiled.program)
             target = targets.target_of(named, mesh)
             if self.asks:
                 program, answered = _there(target, on_machine)

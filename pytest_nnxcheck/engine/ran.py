@@ -9,7 +9,7 @@ from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.peak import Bound, Memory
 from pytest_nnxcheck.engine.example import Call
-from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.observe import How, observe
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.transforms.bound import bound
@@ -66,4 +66,10 @@ class Ran:
             return None
         if baseline.layers == self.observation.nesting.layers:
             return self.observation.memory
-        return call.tried("un-nested memory", lambda: observe(call, baseline).memory, donate, baseline)
+
+        def memory() -> Memory | None:
+            seen = observe(call, baseline, How(earlier=self.observation.earlier))
+            seen.keep()
+            return seen.memory
+
+        return call.tried("un-nested memory", memory, donate, baseline)

@@ -21,7 +21,7 @@ from pytest_nnxcheck.engine.ran import Ran
 from pytest_nnxcheck.subject.copies import variables_in
 from pytest_nnxcheck.walk import snapshot
 from pytest_nnxcheck.walk.walk import walk
-from pytest_nnxcheck.xla.pointers import foreign_views
+from pytest_nnxcheck.xla.pointers import foreign_views, is_numpys_own
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -46,7 +46,7 @@ class SnapshotHeld:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotViewed:
-    """A view of NumPy, or of another library, of arrays which a donating call cannot reuse then: a note."""
+    """A view of NumPy of arrays which a donating call cannot reuse then: a note."""
 
     holder: str
     paths: tuple[str, ...]
@@ -96,7 +96,8 @@ def held_beside(ran: Ran) -> tuple[SnapshotHeld | SnapshotViewed | SnapshotShare
             held.setdefault(variable_of(path), []).append(arrays[id(array)])
     leaves = [(arrays[id(value)], value) for value in map(graph.variable_value, judged) if id(value) in arrays]
     viewed: dict[str, list[str]] = {}
-    for holder, path in foreign_views(leaves, [each for each in found.arrays if isinstance(each[1], np.ndarray)]):
+    of_numpy = [each for each in found.arrays if isinstance(each[1], np.ndarray) and not is_numpys_own(each[1])]
+    for holder, path in foreign_views(leaves, of_numpy):
         viewed.setdefault(variable_of(holder), []).append(path)
     states = {
         str(name): value for name, (value, _), _ in found.places.of(snapshot.ATTRIBUTES) if isinstance(value, nnx.State)

@@ -340,7 +340,9 @@ def _without_prints(jaxpr: Any, effects: set[Any]) -> Any:
 
 
 def changed_inside(eqn: Any, change: Callable[[Any], Any]) -> Any:
-    """An equation with the jaxprs among its parameters changed. A named tuple holds none, and cannot be made of a list."""
+    """An equation with the jaxprs among its parameters changed; itself where there is none. A named tuple holds none, and cannot be made of a list."""
+    if next(jaxprs_of(eqn), None) is None:
+        return eqn
 
     def plain(value: Any) -> Any:
         if type(value) in (tuple, list):

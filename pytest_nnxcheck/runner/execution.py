@@ -335,8 +335,9 @@ class Executor:
         return outcome if self.programs is None else self.programs.with_program(outcome)
 
     def _watched(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
-        jitted = bool(nesting.layers) and nesting.layers[0].row.compiles
-        if self.values_needed or jitted or settings.shortcuts == "off":
+        # A jit outside runs, but for programs that an earlier run knows.
+        runs = bool(nesting.layers) and nesting.layers[0].row.compiles and self.compiles is None
+        if self.values_needed or runs or settings.shortcuts == "off":
             return self._once(nesting, body, settings)
         with self.watch:
             self.values_needed = not self.watch.can_see

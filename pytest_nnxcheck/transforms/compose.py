@@ -304,15 +304,15 @@ class Root:
 
         return jit
 
-    def handed(self, state: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The arguments of the program: the state, and inputs with an axis for every layer that takes one."""
+    def handed(self, state: Any, copy_of: Callable[[Any], Any] = arrays.copied) -> tuple[Any, tuple[Any, ...]]:
+        """The arguments of the program: the state, and inputs with an axis for every layer that takes one, made by ``copy_of``."""
         inputs = stack_inputs(self.nesting, self.subject.inputs)
         if self.takes_state and any(layer.row.on_mesh for layer in self.nesting.layers):
             # Elsewhere jax moves them unasked, and refuses to mix captured ones with those of the mesh.
             graphdef, leaves = flax_modes.split(state)
             state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
         # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
-        return state, tuple(map(abstract_leaf if self.subject.abstract else arrays.copied, inputs))
+        return state, tuple(map(abstract_leaf if self.subject.abstract else copy_of, inputs))
 
     def donated(self, went_in: Mapping[Path, Any], inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
         """Names and values of the leaves that it donates, before it does: of the state those that ``went_in``, and those that are written in place."""
