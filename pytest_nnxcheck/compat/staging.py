@@ -234,6 +234,20 @@ def compiler_options() -> dict[str, Any] | None:
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
 
+_COMPILING = (
+    "jax_compiler_enable_remat_pass",
+    "jax_optimization_level",
+    "jax_memory_fitting_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+)
+
+
+def settings_of_compiles() -> str:
+    """The options of jax that change what its compilers make of a text, those that this jax has. Public options. All versions."""
+    return repr([(name, jax.config.values[name]) for name in _COMPILING if name in jax.config.values])
+
+
 def unfused_options() -> dict[str, Any] | None:
     """Options with which XLA neither fuses operations nor keeps results in a wider type: each is rounded as if it ran alone.
 

@@ -160,7 +160,8 @@ def _key(compiled: Compiled, subject: str = "") -> str:
     """The key of a file: the text of the program, the name of its subject without the line, and everything else that decides what is read of it."""
     more = subject.partition(" at ")[0]
     environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
-    return hashlib.sha256("\n".join([compiled.key, more, *_versions(), *environment]).encode()).hexdigest()
+    set_by = (*_versions(), staging.settings_of_compiles(), *environment)
+    return hashlib.sha256("\n".join([compiled.key, more, *set_by]).encode()).hexdigest()
 
 
 @functools.cache

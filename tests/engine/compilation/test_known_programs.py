@@ -16,6 +16,7 @@ from checking import broken, call
 from flax import nnx
 from healthy import assign
 
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, compile_folder
 from pytest_nnxcheck.engine import known_programs
 from pytest_nnxcheck.engine.example import Example, Memo
@@ -196,14 +197,18 @@ def test_a_damaged_file_and_one_of_another_form_cost_a_compile(
     assert run(Counter, X)[1] > 0
 
 
-@pytest.mark.parametrize("change", ["version", "flags"])
+@pytest.mark.parametrize("change", ["version", "flags", "option"])
 def test_another_compiler_is_asked_again(change: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     run(Counter, X)
     if change == "version":
         monkeypatch.setattr(known_programs, "_versions", lambda: ("another",))
-    else:
+    elif change == "flags":
         monkeypatch.setenv("XLA_FLAGS", "--xla_another=1")
-    assert run(Counter, X)[1] > 0
+    option = "jax_compiler_enable_remat_pass"
+    if change == "option" and option not in jax.config.values:
+        pytest.skip("this jax has no such option")
+    with staging.configured({option: not jax.config.values[option]} if change == "option" else {}):
+        assert run(Counter, X)[1] > 0
 
 
 def test_facts_come_back_as_they_were_kept() -> None:
