@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
     "efforts": checks.efforts,
     "floor": checks.floor,
     "by_hand": checks.by_hand,
+    "marked": suites.marked,
     "second_run": suites.second_run,
     "collect": suites.collect,
     "workers": suites.workers,

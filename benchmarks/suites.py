@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from benchmarks.children import Child, Sample
-from benchmarks.figures import Ratio, Result, ratio
+from benchmarks.earlier import library_of
+from benchmarks.figures import Ratio, Result, ratio, refusals
 from benchmarks.plan import Plan, result
+
+BODIES_BEFORE = "8247683b"
+"""The last commit that profiled what a body makes anew for every nesting, and kept executables."""
 
 MARKED = """
 import jax.numpy as jnp
@@ -34,6 +39,18 @@ def test_model(nnx_wrap, width):
     assert model(jnp.ones((3, width))).shape == (3, width)
 """
 """Every test has a model of another width: no program serves two of them."""
+
+IN_THE_BODY = """
+import pytest
+from benchmarks import subjects
+
+
+@pytest.mark.nnx_invariants
+def test_{subject}(nnx_wrap):
+    function, arguments = subjects.make("{subject}")
+    assert nnx_wrap(function)(*arguments).shape is not None
+"""
+"""A test as people write it: its body makes the model and the optimizer for every nesting."""
 
 UNMARKED = """
 import pytest
@@ -124,6 +141,30 @@ def second_run(plan: Plan) -> Result:
             ratio(f"{tests} marked, with start-up", samples, "second", "first", "process"),
         ],
     )
+
+
+def marked(plan: Plan) -> Result:
+    """Marked tests that build their objects in the body: a second run, effort quick, and an earlier commit, against a first run."""
+    ratios: list[Ratio | None] = []
+    notes: list[str] = []
+    with library_of(BODIES_BEFORE) as library:
+        for subject in plan.subjects:
+            first, second, quick, earlier = "first run", "second run", "quick", BODIES_BEFORE
+            samples: dict[str, tuple[Sample, ...]] = {first: (), second: (), quick: (), earlier: ()}
+            for _ in range(plan.rounds):
+                folder = suite(plan, IN_THE_BODY.format(subject=subject), CLOCK)
+                ours = [Child.pytest(label, folder, *with_the_plugin()) for label in (first, second)]
+                uncached = (*with_the_plugin(), "-p", "no:cacheprovider")
+                ours += [
+                    Child.pytest(quick, folder, *uncached, "--nnx-effort=quick"),
+                    replace(Child.pytest(earlier, folder, *uncached), library=library),
+                ]
+                found = Plan(plan.folder, rounds=1).measure(*ours)
+                samples = {label: (*side, *found[label]) for label, side in samples.items()}
+            ratios += [ratio(subject, samples, label, first) for label in (second, quick)]
+            ratios.append(ratio(subject, samples, first, earlier))
+            notes += refusals(samples)
+    return result("marked", ratios, notes=notes)
 
 
 def collect(plan: Plan) -> Result:
