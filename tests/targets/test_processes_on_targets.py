@@ -56,18 +56,29 @@ def test_waits():
 """
 
 
+LISTENS = """
+import os, signal, sys
+signal.signal({number:d}, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_inner.py"])
+"""
+"""Starts pytest where a shell that runs commands in the background has made its children deaf to a signal."""
+
+
 @pytest.mark.parametrize("loads", [True, False], ids=["libtpu", "without"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT])
 def test_a_signal_ends_pytest_as_without_libtpu(pytester, number, loads):
     pytester.makepyfile(test_inner=WAITS if loads else WAITS.replace("machine_of(", "parse_target; ("))
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_inner.py"]
+    words = [sys.executable, "-c", LISTENS.format(number=number)]
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        while not Path("loaded").exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(number)
-        told = process.communicate(timeout=60)[0]
+        try:
+            while not Path("loaded").exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(number)
+            told = process.communicate(timeout=60)[0]
+        finally:
+            process.kill()  # `Popen` waits for it
     assert process.returncode == (pytest.ExitCode.INTERRUPTED if number == signal.SIGINT else -number)
     assert "stack trace" not in told
     assert ("KeyboardInterrupt" in told) == (number == signal.SIGINT)
