@@ -68,7 +68,7 @@ os.execv(sys.executable, [sys.executable, "-m", "pytest", "-p", "no:cacheprovide
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT])
 def test_a_signal_ends_pytest_as_without_libtpu(pytester, number, loads):
     pytester.makepyfile(test_inner=WAITS if loads else WAITS.replace("machine_of(", "parse_target; ("))
-    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}  # as a run for targets sets it
     words = [sys.executable, "-c", LISTENS.format(number=number)]
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
