@@ -35,7 +35,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 FORM = 1
 """The form of a file, and of what is read of a program: a file of another form is read by nobody."""
 
-_ENVIRONMENT = ("XLA_FLAGS", "JAX_XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Environment variables that also decide how a program is compiled."""
 
 
@@ -157,18 +157,26 @@ def _split_of_bytes(text: bytes) -> Split:
 
 
 def _key(compiled: Compiled, subject: str = "") -> str:
-    """The key of a file: the text of the program, the name of its subject without the line, and everything else that decides what is read of it."""
-    more = subject.partition(" at ")[0]
+    """The key of a file: the text of the program, the name of its subject without the line, and all that decides what the CPU's compiler makes of it."""
+    name = subject.partition(" at ")[0]
+    return key_of(compiled.key, name, staging.settings_of_compiles(), str(staging.compiler_options()), *_processor())
+
+
+def key_of(*parts: str) -> str:
+    """The key of what is known of a program, by its text and what else there is: also the versions, and the environment of the compilers."""
     environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
-    set_by = (*_versions(), staging.settings_of_compiles(), *environment)
-    return hashlib.sha256("\n".join([compiled.key, more, *set_by]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([*parts, *_versions(), *environment]).encode()).hexdigest()
 
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    """Everything else that decides what a compiler makes of a text: its version, and the processor that it compiles for."""
-    processor = platform.processor()
+    return tuple(map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib")))
+
+
+@functools.cache
+def _processor() -> tuple[str, ...]:
+    """The processor that programs are compiled for."""
+    features = platform.processor()
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as lines:
-        processor = next((line for line in lines if line.startswith(("flags", "Features"))), processor)
-    names = ("pytest-nnxcheck", "jax", "jaxlib")
-    return (*map(wheels.version, names), platform.machine(), processor, str(staging.compiler_options()))
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
+    return platform.machine(), features

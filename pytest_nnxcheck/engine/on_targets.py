@@ -8,10 +8,8 @@ kept, not the program: some 600 bytes, for a second of compiling.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +29,7 @@ from pytest_nnxcheck.core.on_target import OnTarget, Spread
 from pytest_nnxcheck.core.peak import SHOWN, Split, by_line, least_copy
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.known_programs import key_of
 from pytest_nnxcheck.engine.observe import OnMachine, Program
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import copies_in
@@ -47,8 +46,6 @@ FULL = 0.95
 """The same, for the peak with the casts that the default effort may add: see `casts`."""
 QUICK, DEFAULT = "O0", "default"
 """Efforts of a compiler. The compiler of a TPU is asked with the quick one first: most programs have room, and their verdict needs no better figure."""
-_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-"""Environment variables that also decide how a program is compiled."""
 
 
 def is_for_targets(call: Call) -> bool:
@@ -252,12 +249,9 @@ class OnTargets:
 
     def _kept(self, judge: Callable[[], OnTarget], *text: str) -> OnTarget:
         """Return the kept result of a program, from this process or the folder of compiled programs; else judge it, and keep the result."""
-        versions = map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib"))
-        environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
-        key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
         folder = folder_of_compiles()
         kept = None if folder is None else Folder(folder, "-target.json", _to_bytes, OnTarget.of_json)
-        return self.known.recall(key, judge, kept)
+        return self.known.recall(key_of(*text), judge, kept)
 
 
 def _there(target: Target, on_machine: OnMachine) -> tuple[Program, dict[str, str]]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import subprocess
-import sys
 from typing import NamedTuple
 
 import jax
@@ -13,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from eight_devices import DEVICES, on_eight_devices, outside_of_them, passes
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -20,24 +18,18 @@ from jax.sharding import PartitionSpec as P
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import targets
 
-DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
 STATE = 2 * WIDTH * HIDDEN * 4
 with_a_set_mesh = pytest.mark.skipif(
     jax.__version_info__ < (0, 8), reason="jax.set_mesh, and what tells it, came with jax 0.8"
 )
-on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
 
 
 @with_a_set_mesh
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has eight devices")
+@outside_of_them
 def test_this_file_passes_on_eight_devices():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nnx-devices", str(DEVICES)]
     # Named, so that the process is ready for their compilers before jax starts; a test names its own.
-    command += ["--nnx-target", "v5e,h100", __file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"29 passed, 1 skipped", done.stdout), done.stdout
+    passes(__file__, "29 passed, 1 skipped", "--nnx-target", "v5e,h100")
 
 
 class MLP(nnx.Module):

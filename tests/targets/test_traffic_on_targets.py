@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import pytest
+from eight_devices import DEVICES, on_eight_devices, outside_of_them, passes
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -18,22 +15,16 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.core.on_target import Collective, Spread
 from pytest_nnxcheck.engine import on_targets
 
-DEVICES = 8
 LAYERS, WIDTH, BATCH = 6, 1024, 256
 KIB = 2**10
 ROWS, WEIGHTS = BATCH // 2 * WIDTH * 2, WIDTH * WIDTH // 4 * 2
 """The bytes of a device of the hidden values, and of a layer's weights."""
-on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="jax.set_mesh, and what tells it, came with jax 0.8")
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has eight devices")
+@outside_of_them
 def test_this_file_passes_on_eight_devices():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nnx-devices", str(DEVICES)]
-    command += ["--nnx-target", "v5e,h100", __file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"8 passed, 1 skipped", done.stdout), done.stdout
+    passes(__file__, "8 passed, 1 skipped", "--nnx-target", "v5e,h100")
 
 
 class Layers(nnx.Module):

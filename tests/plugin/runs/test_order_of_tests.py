@@ -388,7 +388,7 @@ def test_an_object_that_tests_share_is_as_its_fixture_left_it(pytester, verdicts
     assert failed == {"test_marked"}
 
 
-ANOTHER_KEY = """
+MASKS = """
 import functools
 
 
@@ -404,7 +404,12 @@ def table(length):
     if length not in TABLES:
         TABLES[length] = jnp.arange(float(length))[:, None]
     return TABLES[length]
+"""
+"""Masks that are kept by their length: in a `functools.cache`, and in a dict."""
 
+ANOTHER_KEY = (
+    MASKS
+    + """
 
 class ByName(Model):
     def __init__(self, length):
@@ -449,6 +454,7 @@ def test_marked_of_a_fixture(nnx_wrap, models):
     for model in models:
         nnx_wrap(model)(X)
 """
+)
 
 
 @pytest.mark.slow
@@ -669,23 +675,9 @@ def test_marked(nnx_wrap):
 """
 
 
-OF_FIXTURES = """
-import functools
-
-
-@functools.cache
-def mask(length):
-    return jnp.arange(float(length))[:, None]
-
-
-TABLES = {}
-
-
-def table(length):
-    if length not in TABLES:
-        TABLES[length] = jnp.arange(float(length))[:, None]
-    return TABLES[length]
-
+OF_FIXTURES = (
+    MASKS
+    + """
 
 LAST = None
 
@@ -767,6 +759,7 @@ def test_shared_of_another_length(nnx_wrap, shared_of_another_length):
 def test_after(shared):
     assert {6, 32} <= TABLES.keys() and shared == [mask(6), table(6)]
 """
+)
 
 
 @pytest.mark.slow
@@ -815,23 +808,9 @@ def test_what_a_fixture_alone_keeps_stays(pytester, verdicts_of):
     assert (failed, len(passed)) == (set(), 3)
 
 
-RECEIVERS = """
-import functools
-
-
-@functools.cache
-def mask(length):
-    return jnp.arange(float(length))[:, None]
-
-
-TABLES = {}
-
-
-def table(length):
-    if length not in TABLES:
-        TABLES[length] = jnp.arange(float(length))[:, None]
-    return TABLES[length]
-
+RECEIVERS = (
+    MASKS
+    + """
 
 class Filler:
     def prepare(self, length):
@@ -935,6 +914,7 @@ def test_check():
     filler.prepare(6)
     assert pytest_nnxcheck.check(Model(table), X, **SMALL).ok
 """
+)
 
 
 @pytest.mark.slow

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from checking import Example, broken, call, text
+from eight_devices import DEVICES, on_eight_devices, outside_of_them, passes
 from flax import nnx
 from healthy import assign
 from jax.sharding import Mesh, NamedSharding
@@ -20,23 +17,17 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.paste.program import zeros
 
-DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
 STATE = 2 * WIDTH * HIDDEN * 4
 
 explicit_by_default = pytest.mark.skipif(
     jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit"
 )
-on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
 
 
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has eight devices")
+@outside_of_them
 def test_this_file_passes_on_eight_devices():
-    options = ["-q", "-p", "no:cacheprovider", "-m", "not full", "--nnx-devices", str(DEVICES)]
-    command = [sys.executable, "-m", "pytest", *options, __file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"(26 passed, 1|18 passed, 9|17 passed, 10) skipped", done.stdout)
+    passes(__file__, "(26 passed, 1|18 passed, 9|17 passed, 10) skipped", "-m", "not full")
 
 
 class MLP(nnx.Module):
