@@ -17,7 +17,7 @@ from flax import nnx
 from healthy import assign
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.compat.compile_cache import SharedPrograms, compile_folder
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms, compile_folder, durable_text
 from pytest_nnxcheck.engine import known_programs
 from pytest_nnxcheck.engine.example import Example, Memo
 from pytest_nnxcheck.engine.known_programs import ProgramFacts
@@ -46,9 +46,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def run(tmp_path: Path, compiled: list[Any]) -> Callable[..., Any]:
     """Make a call under a nesting, as one run of a test: what was found, and the number of programs that were compiled for it."""
 
-    def once(make: Callable[[], Any], *args: Any, nesting: str = "jit > remat", **settings: Any) -> tuple[Any, int]:
+    def once(
+        make: Callable[[], Any], *args: Any, nesting: str = "jit > remat", values: bool = False, **settings: Any
+    ) -> tuple[Any, int]:
         compiled.clear()
-        with compile_folder(tmp_path / "kept"), Example(Memo()) as example:
+        with compile_folder(tmp_path / "kept"), Example(Memo(), values_needed=values) as example:
             found = call(make(), *args, nesting=nesting, example=example, **settings)
         return found, len(compiled)
 
@@ -84,6 +86,12 @@ def test_a_second_run_compiles_nothing_and_says_the_same(run: Callable[..., Any]
     assert said(second) == said(first)
 
 
+def test_a_program_is_known_to_another_nesting_that_makes_it(run: Callable[..., Any]) -> None:
+    run(Counter, X, nesting="jit")
+
+    assert run(Counter, X, nesting="jit > eval_shape")[1] == 0
+
+
 def test_other_arrays_are_the_same_program_and_other_shapes_another(run: Callable[..., Any]) -> None:
     run(Counter, X)
 
@@ -100,15 +108,20 @@ def test_what_comes_out_of_a_known_program_has_no_values(run: Callable[..., Any]
         np.asarray(found.output)
 
 
-def test_where_the_body_reads_values_the_program_runs(
-    tmp_path: Path, run: Callable[..., Any], compiled: list[Any]
-) -> None:
+def test_where_the_body_reads_values_the_program_runs(run: Callable[..., Any]) -> None:
     first, _ = run(Counter, X)
-    with compile_folder(tmp_path / "kept"), Example(Memo(), values_needed=True) as example:
-        found = call(Counter(), X, nesting="jit > remat", example=example)
+    assert run(Counter, X)[1] == 0
+    found, programs = run(Counter, X, values=True)
 
     assert np.array_equal(found.output, first.output)
-    assert compiled
+    assert programs > 0
+
+
+def test_an_invariant_that_needs_a_run_gets_one(run: Callable[..., Any]) -> None:
+    for _ in range(2):
+        found, programs = run(Counter, X, invariants="tracers,memory,donation,parity")
+        assert found.outcome.verdict == "held"
+        assert programs > 0
 
 
 def test_a_second_call_that_is_handed_an_output_needs_no_value_of_it(tmp_path: Path, compiled: list[Any]) -> None:
@@ -119,9 +132,9 @@ def test_a_second_call_that_is_handed_an_output_needs_no_value_of_it(tmp_path: P
             second = call(Counter(), hidden, nesting="jit > remat", example=example)
             assert second.outcome.verdict == "held"
             assert bool(compiled) is not known
-            if known:
+            for unknown in ("jit > vmap", "jit > while_loop") if known else ():
                 with pytest.raises(uncomputed.ValuesNeeded):
-                    call(Counter(), hidden, nesting="jit > vmap", example=example)
+                    call(Counter(), hidden, nesting=unknown, example=example)
 
 
 def test_a_failure_is_found_in_both_runs_and_has_the_lines_of_a_compile(run: Callable[..., Any]) -> None:
@@ -180,6 +193,13 @@ def test_python_code_in_a_program_is_never_taken_of_an_earlier_run(run: Callable
 
     run(lambda: printed, X)
     assert run(lambda: printed, X)[1] > 0
+
+
+def test_a_text_that_names_objects_of_this_process_is_of_no_use_to_a_later_one() -> None:
+    lowered = jax.jit(lambda x: x).lower(X)
+
+    assert durable_text("text", lowered, ("float32[2,64]",))
+    assert not durable_text("text", lowered, ("captured at 0x7f00",))
 
 
 def test_a_damaged_file_and_one_of_another_form_cost_a_compile(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
+import weakref
 
 import jax.numpy as jnp
 import pytest
@@ -12,6 +14,7 @@ from flax import nnx
 from healthy import numbers
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.walk.raw_access import layout
 
 
 class Computed(nnx.Module):
@@ -75,3 +78,22 @@ def test_another_attribute_of_such_an_object_stays_one():
     found = flat(str(check(keeps, numbers((2, 4)), nesting="jit")))
     assert re.search(r"leaked other\.last .*Tracer float32\[2,4\] in attribute", found)
     assert re.search(r"leaked other\.angles .*Tracer float32\[4\] in cached property", found)
+
+
+class Extended:
+    """Gets a cached property after it was looked at."""
+
+
+def test_a_cached_property_that_a_class_gets_later_is_seen(monkeypatch):
+    assert layout(Extended).cached == frozenset()
+    monkeypatch.setattr(Extended, "angles", functools.cached_property(lambda self: 0), raising=False)
+    assert layout(Extended).cached == {"angles"}
+
+
+def test_a_class_that_a_test_made_goes_with_it():
+    made = type("Extended", (), {"__module__": __name__})
+    assert layout(made).own_dict is not None
+    gone = weakref.ref(made)
+    del made
+    gc.collect()
+    assert gone() is None
