@@ -8,6 +8,7 @@ wheels: see docs/targets.md. The group ``real_size`` has the models of examples/
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -64,31 +65,36 @@ def main() -> None:
 
 def of_real_size() -> Iterator[Subject]:
     """The reports of examples/real_size, Mistral 7B, and the programs of the benchmark of targets."""
-    import flax_4871_today
-    import jax_926
-    import jax_26618
     from flax import nnx
     from healthy import Case
 
+    import language_model
     from benchmarks import large_models
     from benchmarks.on_targets.programs import PROGRAMS
 
-    calls: dict[str, Callable[[], Any]] = {**PROGRAMS}
-    for graph_updates in (True, False):
+    today, twice, steps = map(importlib.import_module, ("flax_4871_today", "jax_926", "jax_26618"))
+
+    def report_4871(graph_updates: bool) -> Any:
         remat = partial(nnx.remat, graph_updates=graph_updates)
-        calls[f"flax 4871, graph_updates={graph_updates}"] = lambda remat=remat: (
-            flax_4871_today.two_calls,
-            (nnx.eval_shape(lambda: flax_4871_today.Model(remat, nnx.Rngs(0))), flax_4871_today.NUMBER),
-        )
-    calls["jax 926"] = lambda: (jax_926.ten_convolutions, (jax_926.INPUT,))
-    calls["jax 26618"] = lambda: (jax_26618.train, (*nnx.eval_shape(jax_26618.make), jax_26618.IMAGES))
+        return today.two_calls, (nnx.eval_shape(lambda: today.Model(remat, nnx.Rngs(0))), today.NUMBER)
+
+    calls: dict[str, Callable[[], Any]] = {
+        **PROGRAMS,
+        "flax 4871": partial(report_4871, True),
+        "flax 4871, cured": partial(report_4871, False),
+        "jax 926": lambda: (twice.ten_convolutions, (twice.INPUT,)),
+        "jax 26618": lambda: (steps.train, (*nnx.eval_shape(steps.make), steps.IMAGES)),
+    }
     for form in large_models.FORMS:
-        config = replace(large_models.MISTRAL_7B, form=form)
+        config = replace(language_model.MISTRAL_7B, form=form)
         for name, (make, nesting) in large_models.CALLS.items():
             if nesting == "jit":
                 calls[f"Mistral 7B, {name}, {form}"] = partial(make, config)
-    for name, call in calls.items():
-        yield name, lambda call=call: Case(*call())
+
+    def case(call: Callable[[], Any]) -> Any:
+        return Case(*call())
+
+    yield from ((name, partial(case, call)) for name, call in calls.items())
 
 
 def measured(groups: list[str], width: int, targets: str) -> Pairs:
@@ -110,7 +116,7 @@ def measured(groups: list[str], width: int, targets: str) -> Pairs:
         text = serialized_hlo_module(compiled)
         if memory.order is not None and peak and text not in known:
             known.add(text)
-            pairs[compiler].append(Pair(name, max(memory.order.totals()), peak))
+            pairs[compiler].append(Pair(current[0], max(memory.order.totals()), peak))
 
     def read_here(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Any:
         memory = read(compiled, subject, gpu=gpu)
@@ -118,7 +124,7 @@ def measured(groups: list[str], width: int, targets: str) -> Pairs:
             note("cpu", compiled, memory, memory.peak - memory.constants)
         return memory
 
-    compiled_for: list[str] = []
+    compiled_for, current = list[str](), [""]
 
     def on_target(on: Any, compiled: Any, program: Any) -> Any:
         compiled_for.append(on.target)
@@ -136,7 +142,7 @@ def measured(groups: list[str], width: int, targets: str) -> Pairs:
     chosen = {"sweep": "short", "max_examples": 0, "all": "on", "invariants": "memory"}
     if targets:
         chosen = {"nesting": "jit", "target": targets, "invariants": "memory"}
-    for name, make in subjects:
+    for current[0], make in subjects:
         try:
             case = make()
             check(

@@ -49,9 +49,9 @@ def rematerialized(family: str) -> Callable[[], Any]:
     return maker(family, remat_config=module.RematConfig.DECODER)
 
 
-def sharded(mesh: Any, *shape: int, dtype: Any = jnp.int32, spec: Any = P("fsdp")) -> jax.ShapeDtypeStruct:
+def sharded(mesh: Any, *shape: int, dtype: Any = jnp.int32, axes: Any = ("fsdp",)) -> jax.ShapeDtypeStruct:
     """An input of one text or more on each row of the mesh."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*axes)))
 
 
 def texts(mesh: Any) -> tuple[Any, ...]:
@@ -115,7 +115,7 @@ def cached(family: str, mesh: Any) -> WithCache:
     """A model with a cache of all texts, cut over both axes of the mesh."""
     model = nnx.eval_shape(maker(family))
     heads, width = model.config.num_kv_heads, model.config.head_dim
-    whole = sharded(mesh, BATCH, LENGTH, heads, width, dtype=jnp.bfloat16, spec=P("fsdp", None, "tp"))
+    whole = sharded(mesh, BATCH, LENGTH, heads, width, dtype=jnp.bfloat16, axes=("fsdp", None, "tp"))
     layer = {"k": whole, "v": whole, "end_index": sharded(mesh, BATCH)}
     return WithCache(model, {f"layer_{number}": dict(layer) for number in range(model.config.num_layers)})
 
