@@ -9,7 +9,7 @@ from benchmarks.figures import Ratio, Result, Series, together
 from benchmarks.plan import FIVE
 
 START, END = "<!-- speed table -->", "<!-- end -->"
-HEAD = "| benchmark | case | what | against | ratio | spread | what took | the other took | rounds |"
+HEAD = "| benchmark | case | what | against | ratio | what took | the other took |"
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -32,20 +32,16 @@ def parts(results: Sequence[Result]) -> Iterator[list[str]]:
 
 
 def ratio_row(benchmark: str, row: Ratio) -> str:
-    """One ratio, with its spread over the rounds and the medians of its sides."""
-    low, high = row.spread
+    """One ratio, with the medians of its sides; the data have every sample."""
     one, other = (figure(values, row.unit) for values in (row.numerators, row.denominators))
-    spread = f"{low:.2f} to {high:.2f}"
     cells = (
         benchmark,
         row.case,
         row.over,
         row.under,
         f"**{row.median:.2f}**",
-        spread,
         one,
         other,
-        str(len(row.ratios)),
     )
     return f"| {' | '.join(cells)} |"
 

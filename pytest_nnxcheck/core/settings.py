@@ -7,6 +7,7 @@ here imports pytest, hypothesis, jax or flax.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -381,10 +382,13 @@ def flag(name: str) -> str:
 
 
 def marker_line() -> str:
-    """The line of ``pytest --markers``."""
-    arguments = ", ".join(f"{name}={TABLE[name].default!r}" for name in names(place="marker"))
-    return (
-        f"{MARKER}(*, {arguments}): run the test under generated nestings of jax transforms and assert, for every"
-        " module or function wrapped by the nnx_wrap fixture, that no tracer leaks, that the peak memory stays within its"
-        " budget, and that donated buffers are reused."
+    """The text of ``pytest --markers``, in lines of 100 characters at most."""
+    settings = ", ".join(f"{name}={TABLE[name].default!r}" for name in names(place="marker"))
+    lines = (
+        f"{MARKER}(SETTING=VALUE, ...): run the test under nestings of jax transforms.",
+        "Checked of what the fixture nnx_wrap wraps: no tracer leaks, what is written reaches the state,",
+        "the peak memory is within its budget, donated buffers are reused.",
+        "The settings, each with its default; pytest --help explains them:",
+        *textwrap.wrap(settings, 95, break_long_words=False, break_on_hyphens=False),
     )
+    return "\n    ".join(lines)

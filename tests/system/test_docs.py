@@ -203,8 +203,8 @@ def sections_of(scope):
             f"{text}{'; may be repeated' if row.kind.is_repeated else ''}. [More]({row.section})",
             "",
         ]
-        ini = f", ini file `nnx_{name}`" if "ini file" in row.places else ""
-        lines += [f"Command line `{option}`{ini}, default `{show(row.default)}`.", ""]
+        alone = "" if "ini file" in row.places else ", command line alone"
+        lines += [f"`{option}`, default `{show(row.default)}`{alone}.", ""]
     return "\n".join(["", *lines])
 
 
