@@ -29,7 +29,7 @@ ELEMENTWISE = frozenset(
 
 
 Slot = list[Held]
-"""What is in the same memory, one after the other."""
+"""Values in the same memory, one after the other."""
 
 
 def reused(ranges: LiveRanges, held: Iterable[Held]) -> Iterator[Held]:
