@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import warnings
 from collections.abc import Callable, Container, Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, monitoring
+from jax._src import compilation_cache
 
 from pytest_nnxcheck.compat.arrays import as_array
 from pytest_nnxcheck.compat.staging import compiler_options, configured, quick_compiles, whole_stacks

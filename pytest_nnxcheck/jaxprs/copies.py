@@ -18,7 +18,7 @@ import numpy as np
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
 from pytest_nnxcheck.core.peak import LEAF, Copies, Memory, Split, least_copy
-from pytest_nnxcheck.jaxprs.flow import all_equations, called, changed_inside, handed_through, uses
+from pytest_nnxcheck.jaxprs.flow import all_equations, called, changed_inside, handed_through
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

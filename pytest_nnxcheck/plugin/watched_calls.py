@@ -21,7 +21,7 @@ from pytest_nnxcheck.core.text import counted, row
 from pytest_nnxcheck.plugin import cache, gathered, options
 from pytest_nnxcheck.plugin.gathered import Finished, Running
 from pytest_nnxcheck.plugin.marker import settings_of_call
-from pytest_nnxcheck.watch.calls import Call, Recorder
+from pytest_nnxcheck.watch.calls import Recorder, SuiteCall
 from pytest_nnxcheck.watch.marked_test import marked_test
 
 _WIRE = "nnxcheck_calls"
@@ -113,7 +113,7 @@ class CallHooks:
 
     # --- where a call is made ---
 
-    def _found(self, call: Call, is_first: bool) -> None:
+    def _found(self, call: SuiteCall, is_first: bool) -> None:
         test = gathered.nodeid(self.item)
         if is_first:
             result = CallResult(call.name, call.text, call.target, call.inputs, call.digest, "listed")
@@ -133,7 +133,7 @@ class CallHooks:
         if call.key in self.results and test not in self.results[call.key].tests:
             self.results[call.key].tests.append(test)
 
-    def _check(self, call: Call, result: CallResult) -> None:
+    def _check(self, call: SuiteCall, result: CallResult) -> None:
         began = time.perf_counter()
         hook = sys.getprofile()
         sys.setprofile(None)
@@ -147,7 +147,7 @@ class CallHooks:
             sys.setprofile(hook)
             self.spent += time.perf_counter() - began
 
-    def _judge(self, call: Call, result: CallResult) -> None:
+    def _judge(self, call: SuiteCall, result: CallResult) -> None:
         if self.spent >= self.limit:
             result.verdict, result.why = "not checked", self._late()
             return

@@ -33,14 +33,14 @@ _SHORT = {long: short for short, long in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SuiteCall:
     """A call that is about to be made."""
 
     subject: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: str
-    """What is called, as ``package.models:Block.decode``."""
+    """The name of its function, as ``package.models:Block.decode``."""
     inputs: str
     """Its arguments beside the module: ``f32[8,64], train=False``."""
     caller: FrameType
@@ -70,7 +70,7 @@ class Call:
 class Recorder:
     """Finds the calls among all functions that start, and hands each distinct one on before it is made."""
 
-    found: Callable[[Call, bool], None]
+    found: Callable[[SuiteCall, bool], None]
     """Takes each call once a test, and whether it is the first of its kind."""
     all_shapes: bool = False
     seen: set[tuple[Any, ...]] = field(default_factory=set)
@@ -92,7 +92,7 @@ class Recorder:
         self.codes, self.instance = frozenset(function.__code__ for function in functions), instance
         self._quick.clear()
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: SuiteCall) -> None:
         """Take the same call again when it comes."""
         self.seen.discard(call.key)
         self._quick.clear()
@@ -158,7 +158,7 @@ class Recorder:
                 return True
         return True
 
-    def _made(self, frame: FrameType, jitted: Any) -> Iterator[Call]:
+    def _made(self, frame: FrameType, jitted: Any) -> Iterator[SuiteCall]:
         """The call that a frame is; none where what was called cannot be named."""
         from pytest_nnxcheck.compat import jits
         from pytest_nnxcheck.core.errors import CheckError
@@ -191,7 +191,7 @@ class Recorder:
             key = (*key_of(subject, tuple(args), kwargs, all_shapes=self.all_shapes),)
         except CheckError:  # nothing that a transform can take
             return
-        yield Call(
+        yield SuiteCall(
             subject, tuple(args), kwargs, target, spelled, caller, jitted is not None, code, (target, code, *key)
         )
 

@@ -25,7 +25,7 @@ from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.subject.on_purpose import of_frames, prepared_by
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.walk.walk import walk
-from pytest_nnxcheck.watch.calls import Call
+from pytest_nnxcheck.watch.calls import SuiteCall
 
 CallVerdict = Literal["checked", "eager", "raises", "makes Variables", "not checked"]
 
@@ -40,7 +40,7 @@ class CheckedCall(NamedTuple):
     """The exception of a check that failed, with its complete message."""
 
 
-def check(call: Call, run: Run, may_go_on: Callable[[bool], str]) -> CheckedCall:
+def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> CheckedCall:
     """Check a call. ``may_go_on`` gets whether it is jitted or changes state, and returns why it is not checked; empty if it is."""
     with unchanged(call), prepared_by(of_frames(call.caller)):
         subject = wrap(call.subject)
@@ -85,7 +85,7 @@ def raised(run: Run, nesting: Nesting, body: Callable[[], None]) -> BaseExceptio
 
 
 @contextlib.contextmanager
-def unchanged(call: Call) -> Iterator[None]:
+def unchanged(call: SuiteCall) -> Iterator[None]:
     """Put back what a check changes beside its copies: attributes, globals and caches, mocks, random numbers, what jitted functions have traced, output."""
     subject = bind(call.subject, call.args, call.kwargs)
     seen = walk(subject.roots(subject.state))

@@ -10,10 +10,10 @@ import textwrap
 from types import FrameType
 
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.watch.calls import Call
+from pytest_nnxcheck.watch.calls import SuiteCall
 
 
-def marked_test(call: Call) -> str:
+def marked_test(call: SuiteCall) -> str:
     """The source of the test; where the call is in no function whose source can be read, with places to fill in."""
     with contextlib.suppress(OSError, SyntaxError, ValueError, TypeError, LookupError):
         if text := from_source(call.caller):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import warnings
 import weakref
 from typing import Any
 
@@ -13,10 +12,9 @@ import jax.numpy as jnp
 import pytest
 from checking import models, some
 from flax import nnx
-from healthy import FLAX, HEALTHY, rngs
+from healthy import FLAX, HEALTHY
 from leaky import LEAKY
 
-from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace
 from pytest_nnxcheck.watch import leftovers
 from pytest_nnxcheck.watch.leftovers import Reported

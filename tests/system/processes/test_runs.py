@@ -127,7 +127,9 @@ def test_watched_workers_blame_the_same_tests(pytester, inner_args):
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:randomly", "-n2")
     failed = {line.split(" - ")[0].split()[1] for line in result.outlines if line.startswith("FAILED")}
     assert failed == {"test_left.py::test_model[17]"}
-    result.stdout.fnmatch_lines(["test_left.py::test_model?17?  tracers in *", "30 tests watched: 1 left tracers behind*"])
+    result.stdout.fnmatch_lines(
+        ["test_left.py::test_model?17?  tracers in *", "30 tests watched: 1 left tracers behind*"]
+    )
 
 
 def test_workers_say_the_same_of_a_bad_marker(run_inner):

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import replace
-
-import pytest
-
-from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
-from pytest_nnxcheck.watch import programs
 from pytest_nnxcheck.watch.leftovers import Look, Reported
 from pytest_nnxcheck.watch.message import LeftBehind, message, summary
-from pytest_nnxcheck.watch.programs import UnusedBuffers
 
 LEAK = Leak("model.last", "Param", "DynamicJaxprTracer", "float32[3]", "model.py:8 (forward)", layer="")
 TRACER = TracerLeft("model.last", leak=LEAK)
