@@ -306,7 +306,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST, venv_backend="venv")
 def downstream(session: nox.Session) -> None:
-    """A stranger's package with the built wheel: the steps of its workflow, again with a leak and a copy in its model, and those of action.yml."""
+    """A stranger's package with the built wheel: the steps of its workflow, again with a leak and a copy in its model, those of action.yml, and docs/large_suites.md."""
     there = Path(session.create_tmp())
     session.install("--quiet", *group("downstream"))
     built = build_wheel(session, there / "dist")

@@ -24,6 +24,7 @@ FOLDER = "project"
 IN_NAV = ("CHANGELOG.md", "CONTRIBUTING.md")
 SHOWN = {".py", ".toml", ".yml"}
 """What is shown of a folder."""
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 OUTSIDE = re.compile(r"(?<=\]\()\.\./(?P<path>[^)#\s]+)")
 INTO_DOCS = re.compile(r"(?<=\]\()docs/")
 FOLDERS = re.compile(r"(?<=\]\()(?P<path>[\w/.-]+)(?=\))")
@@ -89,13 +90,15 @@ def files_below(path: str) -> list[str]:
 
 
 def text_of(path: str) -> str:
-    """The Markdown of a page."""
+    """The Markdown of a page. The search finds documents, and no source."""
     source = ROOT / path
     if source.is_dir():
         rows = [f"* [{inner}]({Path(inner).relative_to(path)}.md){about(ROOT / inner)}" for inner in files_below(path)]
-        return "\n".join([f"# {path}", "", *rows, ""])
+        return "\n".join([f"{UNSEARCHED}# {path}", "", *rows, ""])
     text = source.read_text()
-    return text if path.endswith(".md") else f"# {path}\n\n~~~~{source.suffix.removeprefix('.')}\n{text}~~~~\n"
+    if path.endswith(".md"):
+        return text
+    return f"{UNSEARCHED}# {path}\n\n~~~~{source.suffix.removeprefix('.')}\n{text}~~~~\n"
 
 
 def about(source: Path) -> str:

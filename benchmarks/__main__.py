@@ -1,5 +1,18 @@
 """``python -m benchmarks [NAME ...]`` measures speed: ratios of CPU time, side by side in one run. See docs/speed.md.
 
+  before         the check, with that of an early commit which ran every nesting (--against COMMIT for another)
+  shortcuts      the default, with shortcuts="off", which runs everything
+  efforts        quick and thorough, with the default
+  floor          the check, with a plain loop that traces, lowers, compiles and runs the same nestings, and checks nothing
+  by_hand        the check, with a loop that checks them by hand: leaks, memory_analysis(), pointers of donated buffers
+  marked         marked tests that build model and optimizer in the body: the second run, and quick, with the first run
+  second_run     the second run of a suite, with the first
+  collect        pytest --collect-only of 200 tests without a marker, with -p no:nnxcheck; whole processes
+  workers        eight marked tests with -n 2, with -n 0, in seconds of the clock
+  size           seconds for a number of layers, and for each max_depth; 7 billion parameters, with a narrow model
+  first_failure  seconds until the failure is shown, over 13 tests that fail, with the early commit
+  resident       the memory of the process after a thousand nestings, with that after a hundred
+
 ``targets``, ``mistral_targets`` and ``plain_targets`` have programs compiled for TPUs and GPUs; they need the compilers, and run where they are named. See docs/targets.md.
 """
 
@@ -35,7 +48,8 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    options = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    options = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=raw)
     names, others = ", ".join(BENCHMARKS), " and ".join(on_targets.BENCHMARKS)
     text = f"benchmarks to run, all these by default: {names}; or {others}"
     options.add_argument("names", nargs="*", metavar="NAME", help=text)
@@ -79,7 +93,7 @@ def keep(new: Result, *, partial: bool) -> None:
     results = {result.benchmark: result for result in figures.merge(figures.load(DATA), new, partial=partial)}
     ordered = [results[name] for name in BENCHMARKS if name in results]
     figures.save(ordered, DATA)
-    DOCUMENT.write_text(table.put_between(DOCUMENT.read_text(), table.markdown(ordered)))
+    DOCUMENT.write_text(table.put_between(DOCUMENT.read_text(), table.in_document(ordered)))
     plot.draw(ordered, PLOT)
 
 

@@ -260,9 +260,7 @@ def markdown(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     columns = [
         "program, MiB",
         f"peak for {facts['target']}",
-        "temporaries",
         "peak on the device",
-        "temporaries",
         "target / device",
         "`peak_bytes_in_use`",
         "target / in use",
@@ -270,7 +268,7 @@ def markdown(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         there, here = row.get("target", row), row.get("device", {})
-        cells = [sizes(there, "peak"), sizes(there, "temporaries"), sizes(here, "peak"), sizes(here, "temporaries")]
+        cells = [sizes(there, "peak"), sizes(here, "peak")]
         of_call = {} if reached_before(here) else here
         cells += [ratio(there, here, "peak"), sizes(of_call, "peak_in_use"), ratio(there, of_call, "peak_in_use")]
         lines.append(f"| {row['program']} | {' | '.join(cells)} |")

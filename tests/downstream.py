@@ -26,7 +26,20 @@ LEAK = (
     "        return self.head(x)\n\n    def start",
     "        self.last = x\n        return self.head(x)\n\n    def start",
 )
+PAGE = ROOT / "docs" / "large_suites.md"
+SHARED = "import jax\n\n\n@jax.jit\ndef scaled(x):\n    return x * 2.0\n"
+BOTH = (
+    "from pocketlm.shared import scaled\n\n\ndef test_one():\n    scaled(1.0)\n\n\ndef test_two():\n    scaled(1.0)\n"
+)
+"""Two tests of a function that jax traces once a process."""
 COPY = ("src/pocketlm/layers.py", "nnx.remat(Block.__call__, graph_updates=False)", "nnx.remat(Block.__call__)")
+
+PAGE = ROOT / "docs" / "large_suites.md"
+SHARED = "import jax\n\n\n@jax.jit\ndef scaled(x):\n    return x * 2.0\n"
+TWO_TESTS = (
+    "from pocketlm.shared import scaled\n\n\ndef test_one():\n    scaled(1.0)\n\n\ndef test_two():\n    scaled(1.0)\n"
+)
+"""They share a function that jax traces once a process."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +167,53 @@ def action(runner: Runner) -> None:
     assert not missing, f"the action left no report as {missing}"
 
 
+def large_suite(runner: Runner) -> None:
+    """What docs/large_suites.md shows: which tests run after which change, in one process and in two."""
+    page = PAGE.read_text()
+    commands, fixture, lines = (block_of(page, language) for language in ("console", "python", "toml"))
+    install, in_two = (line.removeprefix("$ ") for line in commands.splitlines())
+    in_one = in_two.removesuffix(" -n 2")
+    assert in_one != in_two, "the page shows no run in two processes"
+    runner.run(Step("Install pytest-testmon and pytest-xdist", f"{install} --constraint constraints.txt"))
+
+    section, expression = lines.splitlines()
+    runner.edit(("pyproject.toml", section, f"{section}\n{expression}"))
+    for name, text in (
+        ("tests/conftest.py", fixture),
+        ("tests/test_shared.py", TWO_TESTS),
+        ("src/pocketlm/shared.py", SHARED),
+    ):
+        (runner.project / name).write_text(text)
+
+    probe, decoding, shared = (f"src/pocketlm/{name}.py" for name in ("probe", "decoding", "shared"))
+    for what, change, command, ends in (
+        ("a first run", None, in_one, "8 passed"),
+        ("nothing changed", None, in_one, "no tests ran"),
+        ("a line moved", (probe, "import jax\n", "# first\nimport jax\n"), in_one, "no tests ran"),
+        ("a model file changed", (probe, "y.mean()", "y.max()"), in_one, "1 passed"),
+        ("one that two tests execute", (decoding, "argmax(-1)", "argmax(axis=-1)"), in_two, "2 passed"),
+        ("what jax traces once", (shared, "2.0", "3.0"), in_one, "2 passed"),
+        (
+            "pinned versions changed",
+            ("constraints.txt", "flax==", "# another\nflax=="),
+            f"{in_one} --collect-only",
+            "8 tests collected",
+        ),
+    ):
+        if change:
+            runner.edit(change)
+        quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        said, _ = runner.run(Step(f"testmon: {what}", command, quickly), options="--nnx-transforms jit")
+        has(said, ends)
+        assert "matches no test" not in said, "a test that testmon left out is taken for one that is gone"
+
+
+def block_of(page: str, language: str) -> str:
+    """The one block of a page in a language."""
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=lambda text: Path(text).resolve())
@@ -170,7 +230,8 @@ def main() -> None:
     nightly(runner)
     broken(runner, test)
     action(runner)
-    print("downstream: the workflow passed, a leak and a copy failed it, and the action ran")
+    large_suite(runner)
+    print("downstream: the workflow passed, a leak and a copy failed it, the action ran, and testmon chose the tests")
 
 
 if __name__ == "__main__":

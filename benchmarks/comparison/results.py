@@ -68,17 +68,16 @@ def merge(old: Sequence[Comparison], new: Comparison) -> tuple[Comparison, ...]:
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
-    """Two tables an environment: what was found, and what it cost."""
-    return "\n\n".join(part for each in comparisons for part in parts(each)) + "\n"
+    """What was found in each environment, and what it cost in the first."""
+    return "\n\n".join(part for n, each in enumerate(comparisons) for part in parts(each, costs=n == 0)) + "\n"
 
 
-def parts(comparison: Comparison) -> list[str]:
+def parts(comparison: Comparison, *, costs: bool = True) -> list[str]:
     """The tables with the lines above them; tools are rows, so that a table is no wider than its programs."""
     programs = list(dict.fromkeys(cell.program for cell in comparison.cells))
     verdicts = table("what it found", programs, [(cell, cell.verdict) for cell in comparison.cells])
-    costs = table("CPU time", programs, [(cell, cell.cost) for cell in comparison.cells])
-    rounds = max(len(cell.seconds) for cell in comparison.cells)
-    return [f"{comparison.environment}; rounds of the twin: {rounds}.", verdicts, costs]
+    found = [f"{comparison.environment}.", verdicts]
+    return [*found, table("CPU time", programs, [(cell, cell.cost) for cell in comparison.cells])] if costs else found
 
 
 def table(corner: str, programs: Sequence[str], cells: Sequence[tuple[Cell, str]]) -> str:

@@ -123,19 +123,9 @@ def _row(value: dict[str, Any]) -> Row:
 
 
 def programs(table: Table) -> str:
-    """The table of `targets`: peaks and their ratios to the CPU's, and the least, the median and the greatest of these."""
+    """The table of `targets`: the least, the median and the greatest ratio of a peak to the CPU's. The data have the peak of each program."""
     names = [there.target for there in table.rows[0].targets]
-    heads = ["program", "state, MiB", "CPU", *names]
-    heads += [f"{name} / CPU" for name in names] + [f"copies {name}" for name in names]
-    heads += ["CPU, s", *(f"{name}, s" for name in names)]
-    lines = [_line(heads), "|---" * len(heads) + "|"]
-    for row in table.rows:
-        cells = [row.program, _mib(row.state), _mib(row.peak), *(_mib(there.peak) for there in row.targets)]
-        cells += [f"**{ratio:.2f}**" if (ratio := _ratio(row, there)) else "" for there in row.targets]
-        cells += [f"{there.copies / row.state:.2f}" if row.state else "" for there in row.targets]
-        cells += [f"{row.seconds:.1f}", *(f"{there.seconds:.1f}" for there in row.targets)]
-        lines.append(_line(cells))
-    lines += ["", _line(["peak against the CPU's", "least", "median", "greatest"]), "|---|---|---|---|"]
+    lines = [_line(["peak against the CPU's", "least", "median", "greatest"]), "|---|---|---|---|"]
     for number, name in enumerate(names):
         ratios = [ratio for row in table.rows if (ratio := _ratio(row, row.targets[number]))]
         spread = [min(ratios), statistics.median(ratios), max(ratios)]
@@ -145,39 +135,32 @@ def programs(table: Table) -> str:
 
 
 def fits(table: Table) -> str:
-    """The table of `mistral_targets`: a row a program and target."""
-    heads = ["program", "target", "peak, GiB", "of", "fits", "sum, GiB", "CPU, GiB", "leaves donated", "seconds"]
-    lines = [_line(heads), "|---" * len(heads) + "|"]
+    """The table of `mistral_targets`: a row a program, a column a target."""
+    targets = list(dict.fromkeys(there.target for row in table.rows for there in row.targets))
+    lines = [_line(["program, peaks in GiB", *targets]), "|---" * (1 + len(targets)) + "|"]
     for row in table.rows:
-        for there in row.targets:
-            cells = [row.program, there.target, _gib(there.peak), _gib(there.limit), _word(there), _gib(there.total)]
-            leaves = f"{there.donated - there.lost} of {there.donated}" if there.donated else ""
-            lines.append(_line([*cells, _gib(row.peak), leaves, f"{there.seconds:.1f}"]))
-    said = [
-        f"* {row.program}, {there.target}: {there.said}" for row in table.rows for there in row.targets if there.said
-    ]
-    return "\n".join([*lines, "", *said, *([""] if said else []), f"{table.environment}."]) + "\n"
+        cells = {there.target: _fit(there) for there in row.targets}
+        lines.append(_line([row.program, *(cells.get(target, "") for target in targets)]))
+    kept = [there.lost == 0 for row in table.rows for there in row.targets if there.donated]
+    donated = f"In {sum(kept)} of {len(kept)} compiled programs all donated leaves keep their buffers."
+    return "\n".join([*lines, "", donated, "", f"{table.environment}."]) + "\n"
 
 
 def beside_plain(table: Table) -> str:
-    """The table of `plain_targets`: the peaks of the plugin and of a plain compile, and whether they agree."""
-    heads = ["program", "target", "effort", "plugin, MiB", "plain, MiB", "default effort, MiB", "fits", "plain fits"]
-    heads += ["leaves kept", "plain"]
-    lines = [_line(heads), "|---" * len(heads) + "|"]
-    every = [(row.program, there) for row in table.rows for there in row.targets]
-    for program, there in every:
-        kept = f"{there.donated - there.lost} of {there.donated}" if there.donated else ""
-        words = ["yes" if fits else "**no**" for fits in (there.fits, there.plain_fits)]
-        peaks = [f"{size / MIB:.1f}" if size else "" for size in (there.peak, there.plain, there.plain_default)]
-        lines.append(_line([program, there.target, there.effort, *peaks, *words, kept, str(there.plain_kept or "")]))
-    ratios = [there.peak / there.plain for _, there in every if there.peak and there.plain]
-    same = sum(there.fits == there.plain_fits for _, there in every)
-    said = f"{same} of {len(every)} verdicts are the same. Peaks at the same effort: {min(ratios):.3f} to {max(ratios):.3f} times the plain one."
-    return "\n".join([*lines, "", said, "", f"{table.environment}."]) + "\n"
+    """What `plain_targets` found: whether the plugin and a plain compile agree."""
+    every = [there for row in table.rows for there in row.targets]
+    ratios = [there.peak / there.plain for there in every if there.peak and there.plain]
+    same = sum(there.fits == there.plain_fits for there in every)
+    kept = sum(there.donated - there.lost == there.plain_kept for there in every)
+    said = f"{same} of {len(every)} verdicts are the same, and in {kept} the number of donated leaves that keep their buffer. Peaks at the same effort: {min(ratios):.3f} to {max(ratios):.3f} times the plain one."
+    return f"{said}\n\n{table.environment}.\n"
 
 
-def _word(there: There) -> str:
-    return "left out" if there.said and there.fits else "yes" if there.fits else "**no**"
+def _fit(there: There) -> str:
+    """The peak of a program; whether it fits, where it does not."""
+    if there.said and there.fits:
+        return "left out"
+    return _gib(there.peak) if there.fits else " ".join(["**no**", *([_gib(there.peak)] if there.peak else [])])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -186,10 +169,6 @@ def _line(cells: Sequence[str]) -> str:
 
 def _ratio(row: Row, there: There) -> float | None:
     return there.peak / row.peak if there.peak else None
-
-
-def _mib(size: int | None) -> str:
-    return "" if size is None else f"{size / MIB:.0f}"
 
 
 def _gib(size: int | None) -> str:

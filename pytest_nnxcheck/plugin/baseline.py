@@ -313,7 +313,8 @@ class Selection:
 
     @classmethod
     def of(cls, config: pytest.Config) -> Selection:
-        cut = any(config.getoption(name, None) for name in ("lf", "ignore", "ignore_glob"))
+        # testmon is pytest-testmon's: it leaves out files whose tests depend on nothing that has changed.
+        cut = any(config.getoption(name, None) for name in ("lf", "ignore", "ignore_glob", "testmon"))
         folder = config.invocation_params.dir
         names = () if cut else tuple(folder / arg for arg in config.args if "::" not in arg)
         paths = tuple(Path(os.path.abspath(name)) for name in names)  # noqa: PTH100 - pytest's root follows no links either

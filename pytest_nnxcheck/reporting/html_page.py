@@ -240,15 +240,15 @@ def _article(number: int, record: Record, bounds: list[str]) -> Html:
 
 def _inside(number: int, record: Record, width: int) -> Iterator[Html]:
     """All about a test below its name and its counts."""
-    head, smallest = record.head, record.shown
+    head = record.head
     notes = [*head.notes, *(f"advice: {piece}" for piece in head.advice)]
-    if not (smallest and _is_about_tracers(smallest)):
+    if not record.is_about_tracers:
         yield from _worst_peak(record, width)
     if head.message:
         yield _failure(record)
     if notes:
         yield tag("ul", [tag("li", note) for note in notes], class_="notes")
-    if head.un_nested_peak:
+    if head.un_nested_peak and not record.is_about_tracers:
         rows = [tag("tr", tag("th", label), tag("td", text)) for label, text in head.un_nested_peak]
         summary = tag("summary", "Where the bytes of the un-nested call are")
         yield tag("details", summary, tag("table", rows, class_="rows"), class_="raw")
@@ -365,7 +365,7 @@ def cause(nesting: NestingRecord, *, unfolded: bool = True) -> Html:
 
 def _pictures(nesting: NestingRecord) -> Iterator[Html]:
     """The pictures of its memory: on the CPU, and on each target that it was compiled for."""
-    if nesting.picture and not _is_about_tracers(nesting):
+    if nesting.picture and not nesting.is_about_tracers:
         yield _picture("Memory", nesting.picture.svg(nesting.budget))
     for on in report.worst_of_targets(nesting.targets):
         if on.picture:
@@ -389,18 +389,13 @@ def _list(rows: Iterable[tuple[str, str, str]]) -> Html | str:
     return tag("dl", made) if made else ""
 
 
-def _is_about_tracers(nesting: NestingRecord) -> bool:
-    """True if the nesting broke by leaked tracers alone: how much memory it takes explains nothing then."""
-    return {violation.invariant for violation in nesting.violations} == {"tracers"}
-
-
 def _rows(nesting: NestingRecord) -> Iterator[tuple[str, str, str]]:
     """(label, text, style) of what is no part of a violation."""
     labels = {label for violation in nesting.violations for label, _ in violation.details}
     yield from ((label, text, "") for label, text in nesting.explained)
     yield from (("note", note, "") for note in nesting.notes)
     yield from (("expected", f"{key}, to fail", "") for key in nesting.expected_failures)
-    if not _is_about_tracers(nesting):
+    if not nesting.is_about_tracers:
         yield from ((label, text, "") for label, text in _memory_rows(nesting, labels))
     if nesting.program and not nesting.program_text:
         yield "program", nesting.program, "command"

@@ -48,7 +48,7 @@ def render(document: Document, limit: int = COMMENT) -> str:
         told = (_passing_row(record, on_targets=on_targets) for record in good)
         opened = _open(f"{counted(len(good), 'test')} passed or skipped")
         left += len(good) - space.fill(opened + passed, told, "\n</details>\n")
-    if measured := [record.head for record in tests if record.head.un_nested_peak]:
+    if measured := [each.head for each in tests if each.head.un_nested_peak and not each.is_about_tracers]:
         pieces = sum(len(head.advice) for head in measured)
         advice = f", and advice on {pieces} of them" if pieces else ""
         opened = _open(f"Where the bytes of the un-nested calls are{advice}")

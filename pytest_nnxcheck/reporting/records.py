@@ -149,6 +149,11 @@ class NestingRecord:
     ledger: Ledger = ()
     picture: Picture | None = None
 
+    @property
+    def is_about_tracers(self) -> bool:
+        """True if the nesting broke by leaked tracers alone: how much memory it takes explains nothing then."""
+        return {violation.invariant for violation in self.violations} == {"tracers"}
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -168,6 +173,11 @@ class Record:
         """The nesting that a failing test is about: the smallest one."""
         name = self.head.shown
         return next((nesting for nesting in self.nestings if nesting.nesting == name), None) if name else None
+
+    @property
+    def is_about_tracers(self) -> bool:
+        """True if the test fails for leaked tracers alone."""
+        return self.shown is not None and self.shown.is_about_tracers
 
     @property
     def broken(self) -> str:

@@ -76,7 +76,7 @@ def test_a_run_replaces_its_own_results_and_keeps_the_others(tmp_path):
 
 def test_the_tables_of_the_document_are_those_of_its_data():
     text = command.DOCUMENT.read_text()
-    assert table.put_between(text, table.markdown(figures.load(command.DATA))) == text
+    assert table.put_between(text, table.in_document(figures.load(command.DATA))) == text
 
 
 # --- the children

@@ -20,13 +20,10 @@ def test_a_table_goes_to_json_and_back(tmp_path):
     assert rows.load(tmp_path / "nothing.json") == {}
 
 
-def test_the_table_of_programs_has_ratios_to_the_cpu_copies_and_their_spread():
+def test_the_table_of_programs_has_the_spread_of_the_ratios_to_the_cpu():
     lines = rows.programs(TABLE).splitlines()
-    assert lines[2] == "| a step | 32 | 100 | 150 | 50 | **1.50** | **0.50** | 2.00 | 0.00 | 2.0 | 1.3 | 0.5 |"
-    assert lines[3] == "| no state | 0 | 50 | 150 | 50 | **3.00** | **1.00** |  |  | 1.0 | 1.3 | 0.5 |"
     assert lines[-4:-1] == ["| v5e | 1.50 | 2.25 | 3.00 |", "| h100 | 0.50 | 0.75 | 1.00 |", ""]
     assert lines[-1].startswith("jax 1. ")
-    assert {line.count("|") for line in lines[:4]} == {13}
 
 
 @pytest.mark.skipif(not commands.DOCUMENT.exists(), reason="the document is not there")

@@ -275,3 +275,4 @@ def test_where_a_setting_may_be_given():
     assert run - {*table.names(place="ini file")} == {name for name in run if not TABLE[name].kind.metavar}
     assert all(f" {name}=" in table.marker_line() for name in marker)
     assert "nesting=" not in table.marker_line()
+    assert max(map(len, f"@pytest.mark.{table.marker_line()}".splitlines())) <= 100

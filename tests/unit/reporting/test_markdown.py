@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from markdown_it import MarkdownIt
 
-from pytest_nnxcheck.reporting import markdown
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.reporting import html_page, markdown
 from pytest_nnxcheck.reporting.records import plain
 
 PARTS = [
@@ -69,6 +70,14 @@ def test_code_says_the_name_itself(name):
 
 def test_a_run_reads_well(golden):
     golden("report.md", markdown.render(documents.whole()))
+
+
+@pytest.mark.parametrize("invariant, shown", [("memory", True), ("tracers", False)])
+def test_bytes_explain_no_leak(invariant, shown):
+    broken = [documents.outcome("jit", "violated", violations=(Violation(invariant, "it broke"),))]
+    rows = (("un-nested", "peak 5.0 MiB under a plain jax.jit"),)
+    document = documents.document(documents.ended("t.py::t", broken, end="failed", un_nested_peak=rows))
+    assert ["peak 5.0 MiB" in page.render(document) for page in (markdown, html_page)] == [shown, shown]
 
 
 @pytest.mark.parametrize(
