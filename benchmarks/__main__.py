@@ -27,7 +27,7 @@ from benchmarks import checks, figures, suites, table
 from benchmarks.children import ROOT
 from benchmarks.figures import Result
 from benchmarks.on_targets import commands as on_targets
-from benchmarks.plan import BEFORE, FIVE, Plan
+from benchmarks.plan import BEFORE, FIVE, MARKED, Plan
 
 DOCUMENT, PLOT, DATA = (ROOT / "docs" / f"speed.{kind}" for kind in ("md", "svg", "json"))
 BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
@@ -45,6 +45,8 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
     "resident": suites.resident,
 }
 
+SUBJECTS = tuple(dict.fromkeys((*FIVE, *MARKED)))
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -55,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("names", nargs="*", metavar="NAME", help=text)
     options.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of each, 3 by default")
     options.add_argument("--quick", action="store_true", help="one round of the smallest subjects: does it work?")
-    options.add_argument("--subjects", default="", metavar="LIST", help=f"some of {','.join(FIVE)}")
+    options.add_argument("--subjects", default="", metavar="LIST", help=f"some of {','.join(SUBJECTS)}")
     options.add_argument("--against", default=BEFORE, metavar="COMMIT", help=f"the earlier commit, {BEFORE} by default")
     options.add_argument("--write", action="store_true", help="put tables and plot into docs/, beside what is there")
     return options
@@ -65,7 +67,7 @@ def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
     """The plan that a command line asks for. Raises `SystemExit` for names that there are not."""
     subjects = tuple(given.subjects.split(",")) if given.subjects else FIVE[: 2 if given.quick else None]
     known = (*BENCHMARKS, *on_targets.BENCHMARKS)
-    for kind, names, valid in (("benchmark", given.names, known), ("subject", subjects, FIVE)):
+    for kind, names, valid in (("benchmark", given.names, known), ("subject", subjects, SUBJECTS)):
         for name in names:
             if name not in valid:
                 raise SystemExit(f"no {kind} {name!r}: there are {', '.join(valid)}")

@@ -8,11 +8,13 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from benchmarks import plan as plans
 from benchmarks.children import Child, Sample
 from benchmarks.earlier import library_of
-from benchmarks.figures import Ratio, Result, ratio, refusals
+from benchmarks.figures import Ratio, Result, ratio
 from benchmarks.plan import Plan, result
 
+FIRST, TWELVE = "first run", "twelve by hand"
 BODIES_BEFORE = "8247683b"
 """The last commit that profiled what a body makes anew for every nesting, and kept executables."""
 
@@ -52,6 +54,21 @@ def test_{subject}(nnx_wrap):
 """
 """A test as people write it: its body makes the model and the optimizer for every nesting."""
 
+BY_HAND = """
+import pytest
+from benchmarks import twelve
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return twelve.plain_peak("{subject}")
+
+
+@pytest.mark.parametrize("nesting", twelve.NESTINGS, ids=" > ".join)
+def test_nested(nesting, plain):
+    twelve.check("{subject}", nesting, plain)
+"""
+
 UNMARKED = """
 import pytest
 
@@ -63,9 +80,9 @@ def test_plain(number):
 
 CLOCK = """
 import json, os, time
-import hypothesis, jax, pytest
-from flax import nnx
-jax.block_until_ready(jax.numpy.ones(3))
+import pytest
+from benchmarks.tasks import import_all
+import_all()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -144,27 +161,47 @@ def second_run(plan: Plan) -> Result:
 
 
 def marked(plan: Plan) -> Result:
-    """Marked tests that build their objects in the body: a second run, effort quick, and an earlier commit, against a first run."""
+    """Marked tests that build their objects in the body, each way to run them beside a first run of the default."""
+    chosen = plan.subjects if plan.partial else plans.MARKED[: 1 if plan.quick else None]
+    subjects = [name for name in chosen if name != "qwen3" or importlib.util.find_spec("tunix")]
+    notes = [f"{name} is left out, google-tunix is not installed" for name in chosen if name not in subjects]
+    target = "" if importlib.util.find_spec("libtpu") else "v5e is left out, libtpu is not installed"
     ratios: list[Ratio | None] = []
-    notes: list[str] = []
     with library_of(BODIES_BEFORE) as library:
-        for subject in plan.subjects:
-            first, second, quick, earlier = "first run", "second run", "quick", BODIES_BEFORE
-            samples: dict[str, tuple[Sample, ...]] = {first: (), second: (), quick: (), earlier: ()}
+        for subject in subjects:
+            folder = plan.new_folder()
+            nestings = str(folder / "nestings.json")
+            Plan(folder, rounds=1).measure(
+                Child.task("nestings", "check", folder, subject=subject, settings={}, nestings=nestings)
+            )
+            samples: dict[str, tuple[Sample, ...]] = {}
             for _ in range(plan.rounds):
-                folder = suite(plan, IN_THE_BODY.format(subject=subject), CLOCK)
-                ours = [Child.pytest(label, folder, *with_the_plugin()) for label in (first, second)]
-                uncached = (*with_the_plugin(), "-p", "no:cacheprovider")
-                ours += [
-                    Child.pytest(quick, folder, *uncached, "--nnx-effort=quick"),
-                    replace(Child.pytest(earlier, folder, *uncached), library=library),
-                ]
-                found = Plan(plan.folder, rounds=1).measure(*ours)
-                samples = {label: (*side, *found[label]) for label, side in samples.items()}
-            ratios += [ratio(subject, samples, label, first) for label in (second, quick)]
-            ratios.append(ratio(subject, samples, first, earlier))
-            notes += refusals(samples)
-    return result("marked", ratios, notes=notes)
+                children = ways(plan, subject, nestings, library, on_target=not target)
+                found = Plan(plan.folder, rounds=1).measure(*children)
+                samples = {label: (*samples.get(label, ()), *side) for label, side in found.items()}
+            others = [label for label in samples if label not in (FIRST, BODIES_BEFORE, TWELVE)]
+            ratios += [ratio(subject, samples, FIRST, label) for label in (BODIES_BEFORE, TWELVE)]
+            ratios += [ratio(subject, samples, label, FIRST) for label in others]
+    return result("marked", ratios, notes=[*notes, *filter(None, [target])])
+
+
+def ways(plan: Plan, subject: str, nestings: str, library: Path, *, on_target: bool) -> list[Child]:
+    """The processes of one round, in their order: the second run follows the first."""
+    folder = suite(plan, IN_THE_BODY.format(subject=subject), CLOCK)
+    uncached = (*with_the_plugin(), "-p", "no:cacheprovider")
+    options = {
+        "quick": "--nnx-effort=quick",
+        "parity": "--nnx-invariants=tracers,updates,memory,donation,parity",
+        **({"v5e": "--nnx-target=v5e"} if on_target else {}),
+    }
+    by_hand = suite(plan, BY_HAND.format(subject=subject), CLOCK)
+    return [
+        *(Child.pytest(label, folder, *with_the_plugin()) for label in (FIRST, "second run")),
+        *(Child.pytest(label, folder, *uncached, option) for label, option in options.items()),
+        replace(Child.pytest(BODIES_BEFORE, folder, *uncached), library=library),
+        Child.pytest(TWELVE, by_hand, "-p", "no:cacheprovider"),
+        Child.task("what is needed", "loop", folder, way="needed", subject=subject, nestings=nestings),
+    ]
 
 
 def collect(plan: Plan) -> Result:

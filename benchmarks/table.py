@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.figures import Ratio, Result, Series, together
-from benchmarks.plan import FIVE
+from benchmarks.plan import FIVE, MARKED
 
 START, END = "<!-- speed table -->", "<!-- end -->"
 HEAD = "| benchmark | case | what | against | ratio | what took | the other took |"
@@ -21,7 +21,7 @@ def parts(results: Sequence[Result]) -> Iterator[list[str]]:
     rows = [
         ratio_row(result.benchmark, each)
         for result in results
-        for each in (*result.ratios, *together(result.ratios, FIVE))
+        for each in (*result.ratios, *together(result.ratios, {*FIVE, *MARKED}))
     ]
     if rows:
         yield [HEAD, "|---" * (HEAD.count("|") - 1) + "|", *rows]
