@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from benchmarks import plan as plans
 from benchmarks.children import Child, Sample
 from benchmarks.earlier import library_of
-from benchmarks.figures import Ratio, Result, ratio
+from benchmarks.figures import Ratio, Result, Series, ratio
 from benchmarks.plan import Plan, result
 
 FIRST, TWELVE = "first run", "twelve by hand"
@@ -95,36 +94,44 @@ def pytest_runtestloop(session):
 """
 """CPU seconds of the tests alone: what is imported is imported before."""
 
-RESIDENT = """
-import json, os
+LINEAR = """
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
-SIZES, DONE = [], [0]
+
+@pytest.mark.nnx_invariants
+@pytest.mark.parametrize("width", range(4, 4 + {tests}))
+def test_linear(nnx_wrap, width):
+    layer = nnx_wrap(nnx.Linear(width, 8, rngs=nnx.Rngs(0)))
+    assert layer(jnp.ones((3, width))).shape == (3, 8)
+"""
+
+SIZES = """
+import json, os, time
+import pytest
+from benchmarks.tasks import import_all
+import_all()
+SEEN = []
 
 
-def resident():
+def seen():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def pytest_runtest_protocol(item):
-    SIZES.append((DONE[0], resident()))
-    if DONE[0] >= {enough}:
-        item.add_marker(pytest.mark.skip)
+        SEEN.append((time.process_time(), int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item):
-    DONE[0] += dict(item.user_properties).get("nnx_nestings", 0)
+def pytest_runtest_protocol(item, nextitem):
+    seen()
     return (yield)
 
 
 def pytest_sessionfinish():
-    SIZES.append((DONE[0], resident()))
+    seen()
     with open(os.environ["BENCHMARK_FACTS"], "w") as file:
-        json.dump({{"sizes": SIZES}}, file)
+        json.dump({"seen": SEEN}, file)
 """
-"""Before each test, when all is put away: how many nestings there were so far, and the resident size of the process."""
+"""Before each test and at the end, when all is put away: CPU seconds and the resident size of the process."""
 
 
 def suite(plan: Plan, tests: str, conftest: str = "") -> Path:
@@ -227,21 +234,19 @@ def workers(plan: Plan) -> Result:
 
 
 def resident(plan: Plan) -> Result:
-    """The resident size of a process after a thousand nestings against that after a hundred."""
-    few, many = (50, 100) if plan.quick else (100, 1000)
-    folder = suite(plan, MARKED.format(tests=many // 10), RESIDENT.format(enough=many))
-    samples = plan.measure(Child.pytest("tests", folder, *with_the_plugin()))["tests"]
-    return result("resident", [grown(samples, few, many)])
-
-
-def grown(samples: Sequence[Sample], few: int, many: int) -> Ratio:
-    """The sizes of each round in MB, after the first test with which so many nestings are done."""
-    early, late = ([size_after(sample.facts, number) / 1e6 for sample in samples] for number in (few, many))
-    return Ratio(
-        "marked tests", f"after {many} nestings", f"after {few} nestings", tuple(late), tuple(early), unit="MB"
+    """Two hundred marked tests in one process: seconds a test, and the resident size of the process."""
+    step = 1 if plan.quick else 50
+    folder = suite(plan, LINEAR.format(tests=4 * step), SIZES)
+    options = (*with_the_plugin(), "-p", "no:cacheprovider", "--nnx-effort=quick")
+    samples = plan.measure(Child.pytest("tests", folder, *options))["tests"]
+    done = tuple(step * number for number in (1, 2, 3, 4))
+    seen = [sample.facts["seen"] for sample in samples]
+    seconds = tuple(tuple((each[n][0] - each[n - step][0]) / step for each in seen) for n in done)
+    sizes = tuple(tuple(each[n][1] / 1e6 for each in seen) for n in done)
+    return result(
+        "resident",
+        series=[
+            Series(f"a test of the last {step}, effort quick", "tests in one process", done, seconds),
+            Series("resident size", "tests in one process", done, sizes, "MB"),
+        ],
     )
-
-
-def size_after(facts: Mapping[str, list[tuple[int, int]]], nestings: int) -> int:
-    """The size when so many nestings were done."""
-    return next(size for done, size in facts["sizes"] if done >= nestings)
