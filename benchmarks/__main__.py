@@ -95,14 +95,8 @@ def keep(new: Result, *, partial: bool) -> None:
     results = {result.benchmark: result for result in figures.merge(figures.load(DATA), new, partial=partial)}
     ordered = [results[name] for name in BENCHMARKS if name in results]
     figures.save(ordered, DATA)
-    DOCUMENT.write_text(in_document(DOCUMENT.read_text(), ordered))
+    DOCUMENT.write_text(table.put_between(DOCUMENT.read_text(), table.in_document(ordered)))
     plot.draw(ordered, PLOT)
-
-
-def in_document(text: str, results: Sequence[Result]) -> str:
-    """The document with the tables of today; of the ratios to an early commit there are the data and the plot."""
-    today = [result for result in results if result.benchmark not in ("before", "first_failure")]
-    return table.put_between(text, table.markdown(today))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,6 +12,41 @@ START, END = "<!-- speed table -->", "<!-- end -->"
 HEAD = "| benchmark | case | what | against | ratio | what took | the other took |"
 
 
+BY_SUBJECT = {
+    "quick / default": ("quick", "default"),
+    "thorough / default": ("thorough", "default"),
+    "default / plain loop": ("default", "floor"),
+    "default / by hand": ("default", "by_hand"),
+}
+"""The columns of the table in the document with a row for each subject."""
+EARLY = ("before", "first_failure")
+"""Benchmarks whose other side is an early commit: the data have them, and the plot."""
+
+
+def in_document(results: Sequence[Result]) -> str:
+    """The tables of the document: of several benchmarks of the same subjects one table, then the others."""
+    today = [result for result in results if result.benchmark not in EARLY]
+    others = [result for result in today if result.benchmark not in ("efforts", "floor", "by_hand")]
+    tables = [by_subject(today), *list(parts(others))[:-1], list(measured_on(today))]
+    return "\n\n".join("\n".join(part) for part in tables) + "\n"
+
+
+def by_subject(results: Sequence[Result]) -> list[str]:
+    """A row for each subject: the seconds of a check, and the ratios of `BY_SUBJECT`."""
+    rows: dict[str, dict[tuple[str, str], Ratio]] = {}
+    for result in results:
+        for each in (*result.ratios, *together(result.ratios, FIVE)):
+            case = "together" if each.case.endswith("together") else each.case
+            rows.setdefault(case, {})[each.over, each.under] = each
+    lines = [f"| subject | default | {' | '.join(BY_SUBJECT)} |", "|---" * (2 + len(BY_SUBJECT)) + "|"]
+    for case in (*FIVE, "together"):
+        found = [rows.get(case, {}).get(sides) for sides in BY_SUBJECT.values()]
+        seconds = figure(found[2].numerators, found[2].unit) if found[2] else ""
+        cells = [f"**{each.median:.2f}**" if each else "" for each in found]
+        lines.append(f"| {case} | {seconds} | {' | '.join(cells)} |")
+    return lines
+
+
 def markdown(results: Sequence[Result]) -> str:
     """All tables of a run: the ratios, then the series, then what was measured on what."""
     return "\n\n".join("\n".join(part) for part in parts(results)) + "\n"

@@ -135,18 +135,14 @@ def programs(table: Table) -> str:
 
 
 def fits(table: Table) -> str:
-    """The table of `mistral_targets`: a row a program and target."""
-    heads = ["program", "target", "peak, GiB", "of", "fits"]
-    lines = [_line(heads), "|---" * len(heads) + "|"]
-    lines += [
-        _line([row.program, there.target, _gib(there.peak), _gib(there.limit), _word(there)])
-        for row in table.rows
-        for there in row.targets
-    ]
+    """The table of `mistral_targets`: a row a program, a column a target."""
+    targets = list(dict.fromkeys(there.target for row in table.rows for there in row.targets))
+    lines = [_line(["program, peaks in GiB", *targets]), "|---" * (1 + len(targets)) + "|"]
+    for row in table.rows:
+        cells = {there.target: _fit(there) for there in row.targets}
+        lines.append(_line([row.program, *(cells.get(target, "") for target in targets)]))
     kept = [there.lost == 0 for row in table.rows for there in row.targets if there.donated]
-    donated = (
-        f"{sum(kept)} of the {len(kept)} programs that fit or say their peak keep the buffers of all donated leaves."
-    )
+    donated = f"In {sum(kept)} of {len(kept)} compiled programs all donated leaves keep their buffers."
     return "\n".join([*lines, "", donated, "", f"{table.environment}."]) + "\n"
 
 
@@ -160,8 +156,11 @@ def beside_plain(table: Table) -> str:
     return f"{said}\n\n{table.environment}.\n"
 
 
-def _word(there: There) -> str:
-    return "left out" if there.said and there.fits else "yes" if there.fits else "**no**"
+def _fit(there: There) -> str:
+    """The peak of a program; whether it fits, where it does not."""
+    if there.said and there.fits:
+        return "left out"
+    return _gib(there.peak) if there.fits else " ".join(["**no**", *([_gib(there.peak)] if there.peak else [])])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -170,10 +169,6 @@ def _line(cells: Sequence[str]) -> str:
 
 def _ratio(row: Row, there: There) -> float | None:
     return there.peak / row.peak if there.peak else None
-
-
-def _mib(size: int | None) -> str:
-    return "" if size is None else f"{size / MIB:.0f}"
 
 
 def _gib(size: int | None) -> str:

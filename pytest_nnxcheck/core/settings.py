@@ -99,15 +99,15 @@ class Settings:
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
         kinds.words(invariant_names),
-        "what to check: tracers (none leaks), updates (what is written reaches the state), memory (the peak stays within its budget), donation (donated buffers are reused); the list replaces"
-        " these, and may also have the other invariants of the documents, and your own",
+        "what to check: tracers (none leaks), updates (what is written reaches the state), memory (the peak stays within its budget), donation (donated"
+        " buffers are reused), parity, finite, recompilation, and your own",
         "invariants.md",
     )
     transforms: tuple[str, ...] = _select(
         TRANSFORMS,
         kinds.words(layer_names),
         f"the transforms of the nestings: {', '.join(TRANSFORMS)}; the list replaces these, and may also have {', '.join(FURTHER)}, call_first"
-        " (calls the wrapped object once more, before the checked call, in the same program), and those of register_transform",
+        " and those of register_transform",
         "nestings.md#further-transforms",
     )
     styles: tuple[str, ...] = _select(
@@ -147,7 +147,7 @@ class Settings:
     sweep: str = _select(
         EFFORTS["default"]["sweep"],
         kinds.choice(*SWEEPS),
-        "the nestings that always run, before the random ones: probes (the un-nested call, and a few nestings in the styles closure and jax_closure), singles (also each"
+        "the nestings that always run, before the random ones: probes (the un-nested call, and a few others), singles (also each"
         " transform alone, in each style), short (also each transform under jit), chains (also each pair of transforms under jit) or pairs"
         " (also each pair without jit)",
         "nestings.md#how-much-is-run",
@@ -155,8 +155,7 @@ class Settings:
     shortcuts: str = _select(
         "on",
         kinds.SWITCH,
-        "on: a nesting without a jit around it is traced and not executed, except if the trace leaks or the test reads the numbers of a result; off: every"
-        " nesting is executed",
+        "on: a nesting without a jit around it is only traced, unless the trace leaks or the test reads a value; off: every nesting is executed",
         "nestings.md#what-is-run-and-what-is-traced",
         narrows=False,
     )
@@ -170,9 +169,8 @@ class Settings:
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
         kinds.optional(kinds.BUDGET),
-        "the most memory that a program may take at its peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (3x); bytes bound the"
-        " plain call under its jit, and any other nesting fails only over the bytes and over 2x + 64 KiB; with this option, extra copies of the state do not fail"
-        " (default: 2x + 64 KiB, and extra copies fail)",
+        "the most memory that a program may take at its peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024), which bound the plain call under its jit, or a"
+        " multiple of the expected peak (3x); with this option, extra copies of the state do not fail (default: 2x + 64 KiB, and extra copies fail)",
         "memory.md#a-budget-in-bytes",
     )
     memory_advice: str = _check(
@@ -184,7 +182,7 @@ class Settings:
     target: tuple[str, ...] = _check(
         (),
         kinds.TARGETS,
-        "accelerators to compile for as well, to check memory and donation there; none has to be present: v4, v5e, v5p, v6e, v7x, a100-40, a100,"
+        "accelerators to compile for as well, none of them has to be present: v4, v5e, v5p, v6e, v7x, a100-40, a100,"
         " h100, h200, b200, or several of one kind, v5e:4x4, 2*v5e:16x16 (two slices), h100:8",
         "targets.md",
     )
@@ -222,8 +220,8 @@ class Settings:
     expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
-        "a file of known failures: a report, or TOML with a table for each test, whose keys are invariants or nestings, and whose values are reasons; in the marker, such"
-        " a table as a dict; a test fails if a known failure no longer happens",
+        "a file of known failures: a report, or TOML with a table for each test, {invariant or nesting: reason}; in the marker such a table as a dict;"
+        " a test fails if a known failure no longer happens",
         "expected_failures.md",
     )
     nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field

@@ -77,7 +77,7 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
     leaves = computed((path, graph.variable_value(variable)) for path, variable in variables)
     met = computed(seen.arrays)
     refuse_deleted([*leaves, *met])
-    without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
+    without_values = tuple(path for path, value in leaves if has_no_value(value))
     partly = without_values if len(without_values) < len(leaves) else ()
     split, compared = subject.split(), tuple(compared_by_value(subject.state))
     mapped = in_mapped_file(subject.name, leaves) if donates and maps else None
@@ -103,6 +103,11 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
             *(Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in taken_over),
         ),
     )
+
+
+def has_no_value(value: Any) -> bool:
+    """True for the value of a Variable, an array or a pytree of some, that has a shape and nothing else somewhere."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(value))
 
 
 def held_before(subject: Subject, tracers: list[FoundTracer]) -> tuple[Leak, ...]:

@@ -322,7 +322,13 @@ class _Reader:
             kind = "argument" if buffer in arguments else "output" if buffer in results else "temporary"
             if self.module.instructions[values[0][0]].opcode == "constant":
                 kind = "constant"
-            yield from self._pieces(kind, max(self.module.shape(value).room for value in values), values)
+            size, when = max(self.module.shape(value).room for value in values), self.ranges.when
+            for piece in self.ranges.pieces[buffer] if kind == "temporary" else ():
+                made = tuple(value for value in values if piece.start <= when[value[0]] <= piece.end)
+                if size and self.module.shape(made[0]).dtype not in ("tuple", "token"):
+                    yield Held(Live(size, kind, piece.start, piece.end), made)
+            if kind != "temporary":
+                yield from self._pieces(kind, size, values)
 
     def _assigned(self, assignment: hlo.Message) -> Iterator[Held]:
         """The contents of the allocations of a ``BufferAssignmentProto``, without those on the threads' stacks. Raises `MalformedProto` or `LookupError`."""

@@ -1,7 +1,7 @@
 """The live range of each buffer of a program, in the order of its schedule.
 
-XLA runs the instructions of a program in the order of its schedule. A buffer is alive from the instruction that makes its first value to the last one
-that takes one of its values. The computations of loops and branches are laid out where they are called, so that a loop is one of its steps.
+XLA runs the instructions of a program in the order of its schedule. A buffer is alive from the instruction that makes a value in it to the last one
+that takes that value. Before the next value is made there it is free, as the carry of a loop is between its last use and its new value. The computations of loops and branches are laid out where they are called, so that a loop is one of its steps.
 
 Which values share a buffer follows from what their instructions do: a tuple holds what it is made of, a loop hands its carry from step to step, an
 update of a slice is written in place. That is XLA's own alias analysis. Where a buffer may take over another that ends there is XLA's choice, which
@@ -11,7 +11,7 @@ its compilers make differently: on the CPU the buffer assignment says it, elsewh
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_nnxcheck.core.peak import Live
@@ -63,6 +63,8 @@ class LiveRanges:
         """The number in program order of each instruction that runs, by id."""
         self.loops: list[tuple[int, int]] = []
         """The first and the last number of each loop's step."""
+        self._passed_at: dict[int, list[Position]] = {}
+        """The values that computations are called with, by the number of their first instruction."""
         self._shared: dict[Position, Position] = {}
         self._lay_out(module.entry)
         self.ran = [module.instructions[id_] for id_ in self.when]
@@ -75,7 +77,8 @@ class LiveRanges:
             self._join(self.results[output], (self.parameters[parameter].id, ()))
         self.made = dict[Position, list[Position]]()
         """The values that are made in each buffer, in program order, by the name of the buffer: see `buffer`."""
-        self._ranges = self._read_ranges()
+        self.pieces = self._read_pieces()
+        """The ranges in which each buffer holds a value that somebody still takes, in order, by the name of the buffer."""
 
     @functools.cached_property
     def _readers(self) -> dict[Position, list[Instruction]]:
@@ -94,27 +97,33 @@ class LiveRanges:
 
     def range_of(self, value: Position) -> Range | None:
         """The range of the buffer that a value is in; `None` for a value that nothing makes while the program runs."""
-        return self._ranges.get(self.buffer(value))
+        pieces = self.pieces.get(self.buffer(value))
+        return None if pieces is None else Range(pieces[0].start, pieces[-1].end)
 
-    def _read_ranges(self) -> dict[Position, Range]:
-        ranges = dict[Position, Range]()
+    def _read_pieces(self) -> dict[Position, list[Range]]:
+        entry = (self.buffer((op.id, index)) for op in self.parameters.values() for index in leaves(op.shape))
+        pieces = {buffer: [Range(0, 0)] for buffer in entry}
+
+        def hold(taken: Iterable[Position], now: int) -> None:
+            for value in taken:
+                if (held := pieces.get(self.buffer(value))) is not None:
+                    held[-1].end = max(held[-1].end, now)
+
         for op in self.ran:
             now = self.when[op.id]
+            hold(self._passed_at.get(now, ()), now)
+            hold(() if op.opcode in DROPPED else self._taken(op), now)
             makes = op.opcode not in VIEWS and (op.opcode != "parameter" or op.computation == self.module.entry)
             for index in leaves(op.shape) if makes else ():
                 buffer = self.buffer((op.id, index))
                 self.made.setdefault(buffer, []).append((op.id, index))
-                ranges.setdefault(buffer, Range(now, now))
-            for taken in () if op.opcode in DROPPED else self._taken(op):
-                if (held := ranges.get(self.buffer(taken))) is not None:
-                    held.end = max(held.end, now)
-        last = len(self.when)
-        for at in self.parameters.values():
-            ranges[self.buffer((at.id, ()))] = Range(0, last)
-        for value in self.results:
-            if (held := ranges.get(self.buffer(value))) is not None:
-                held.end = last
-        return ranges
+                held = pieces.setdefault(buffer, [Range(now, now)])
+                if op.opcode == "parameter" or held[-1].end >= now - 1:
+                    held[-1].end = max(held[-1].end, now)
+                else:
+                    held.append(Range(now, now))
+        hold(self.results, len(self.when))
+        return pieces
 
     def _taken(self, op: Instruction) -> Iterator[Position]:
         """The values that an instruction takes, and those that the computations which it calls end with."""
@@ -143,6 +152,8 @@ class LiveRanges:
         for id_ in self.module.schedule.get(computation, ()):
             op, begin = self.module.instructions[id_], len(self.when)
             if op.opcode in CALLS:
+                passed = ((id_, index) for id_ in op.operands for index in leaves(self.module.instructions[id_].shape))
+                self._passed_at.setdefault(begin, []).extend(passed)
                 for called in op.called:
                     self._lay_out(called)
             if op.opcode == "while":

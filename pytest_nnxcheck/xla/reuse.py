@@ -2,8 +2,9 @@
 
 1. An operation that takes an operand element by element writes its result into it, where the operand is as large and nobody takes it later. A result that a
    later operation must write into, as a loop does, has a buffer of its own.
-2. The memory of an output is set aside before the program begins, and holds temporaries until the output is made: the largest first, each in the smallest
-   output that has room and is free at that time. Of temporaries that are as large, the one that XLA's order of dependence has first.
+2. The memory of an output is set aside before the program begins, and holds temporaries until the output is made; that of a donated argument does so from
+   the last use of the argument on. The largest comes first, each goes into the smallest that has room and is free at that time. Of temporaries that are as
+   large, the one that XLA's order of dependence has first.
 
 They are those of ``xla/service/buffer_assignment.cc`` and of the fusions' hint in ``xla/backends/gpu``. The compiler of a TPU has no such rules at the effort
 that it is asked for first: with either, its programs come out too small.
@@ -27,64 +28,72 @@ ELEMENTWISE = frozenset(
 """Opcodes whose result at an index needs the operands at that index alone."""
 
 
+Slot = list[Held]
+"""Values in the same memory, one after the other."""
+
+
 def reused(ranges: LiveRanges, held: Iterable[Held]) -> Iterator[Held]:
     """The buffers of a program for a GPU: temporaries that are written over one another are one, and those in the memory of an output take none of their own."""
     held = list(held)
-    at = {ranges.buffer(value): each for each in held for value in each.values}
+    at = dict[Position, Slot]()
+    for each in held:
+        slot = at.setdefault(ranges.buffer(each.values[0]), [])
+        slot.append(each)
+        at.update((ranges.buffer(value), slot) for value in each.values)
     becomes = _write_in_place(ranges, at)
-    outputs = sorted((each for each in held if each.live.kind == "output"), key=lambda each: each.live.bytes)
-    busy = {id(output): [(_made(ranges, output), output.live.end)] for output in outputs}
+    donated = {ranges.buffer((ranges.parameters[number].id, ())) for number in ranges.module.donated.values()}
+    lent = (each for each in held if each.live.kind == "output" or ranges.buffer(each.values[0]) in donated)
+    hosts = sorted(lent, key=lambda each: each.live.bytes)
+    busy = {
+        id(host): [(piece.start, piece.end) for piece in ranges.pieces[ranges.buffer(host.values[0])]] for host in hosts
+    }
     first = _order_of_dependence(ranges)
-    temporaries = {id(each): each for each in at.values() if each.live.kind == "temporary"}.values()
+    temporaries = {id(slot): slot for slot in at.values() if slot[0].live.kind == "temporary"}.values()
 
-    def order(each: Held) -> tuple[int, int]:
-        return -each.live.bytes, min(first[id_] for id_, _ in each.values)
+    def order(slot: Slot) -> tuple[int, int]:
+        return -slot[0].live.bytes, min(first[id_] for each in slot for id_, _ in each.values)
 
-    def has_room(output: Held, each: Held) -> bool:
+    def has_room(host: Held, each: Held) -> bool:
         # What the output is written over ends with the instruction that makes the output.
-        end = each.live.end - (becomes.get(id(each)) is output)
-        taken = any(start <= end and each.live.start <= until for start, until in busy[id(output)])
-        return output.live.bytes >= each.live.bytes and not taken
+        end = each.live.end - (becomes.get(id(each)) is host)
+        taken = any(start <= end and each.live.start <= until for start, until in busy[id(host)])
+        return host.live.bytes >= each.live.bytes and not taken
 
     yield from (each for each in held if each.live.kind != "temporary")
-    for each in sorted(temporaries, key=order):
-        host = next((output for output in outputs if has_room(output, each)), None)
+    for slot in sorted(temporaries, key=order):
+        host = next((host for host in hosts if all(has_room(host, each) for each in slot)), None)
         if host is None:
-            yield each
+            yield from slot
         else:
-            busy[id(host)].append((each.live.start, each.live.end))
+            busy[id(host)] += [(each.live.start, each.live.end) for each in slot]
 
 
-def _made(ranges: LiveRanges, output: Held) -> int:
-    """The number of the instruction that makes an output."""
-    found = ranges.range_of(output.values[0])
-    return found.start if found else 0
-
-
-def _write_in_place(ranges: LiveRanges, at: dict[Position, Held]) -> dict[int, Held]:
+def _write_in_place(ranges: LiveRanges, at: dict[Position, Slot]) -> dict[int, Held]:
     """Join the temporaries in ``at``, by buffer, that are written over one another; return the outputs that are written over one, by its id."""
     becomes = dict[int, Held]()
     for op in ranges.ran:
         now = ranges.when[op.id]
         for index in leaves(op.shape):
-            new = at.get(ranges.buffer((op.id, index)))
-            if (
-                new is None
-                or new.live.kind == "argument"
-                or ranges.made[ranges.buffer((op.id, index))] != [(op.id, index)]
-            ):
+            slot = at.get(ranges.buffer((op.id, index)))
+            if slot is None or ranges.made[ranges.buffer((op.id, index))] != [(op.id, index)]:
+                continue
+            new = slot[0]
+            if new.live.kind == "argument":
                 continue
             for number, operand in enumerate(op.operands):
-                old = at.get(ranges.buffer((operand, ())))
-                if old is None or old is new or old.live.kind != "temporary" or old.live.end != now:
+                before = at.get(ranges.buffer((operand, ())))
+                if before is None or before is slot:
                     continue
-                if old.live.bytes != new.live.bytes or not _element_by_element(ranges.module, op, number):
+                old = before[-1]
+                if old.live.kind != "temporary" or old.live.end != now or old.live.bytes != new.live.bytes:
+                    continue
+                if not _element_by_element(ranges.module, op, number):
                     continue
                 if new.live.kind == "output":
                     becomes[id(old)] = new
                 else:
-                    joined = Held(replace(new.live, start=old.live.start), (*old.values, *new.values))
-                    at.update((ranges.buffer(value), joined) for value in joined.values)
+                    before[-1] = Held(replace(new.live, start=old.live.start), (*old.values, *new.values))
+                    at[ranges.buffer((op.id, index))] = before
                 break
     return becomes
 

@@ -98,6 +98,27 @@ def test_a_module_of_which_a_part_has_no_values_is_a_note():
         assert check(whole, numbers((3, 4)), nesting="jit").notes == ()
 
 
+class WithCache(nnx.Module):
+    """A model whose cache is a dict of arrays in one Variable."""
+
+    def __init__(self, model, cache):
+        self.model, self.cache = model, nnx.Cache(cache)
+
+    def __call__(self, x):
+        cache = self.cache.get_value() if hasattr(self.cache, "get_value") else self.cache.value
+        return self.model(x) + cache["sum"]
+
+
+@pytest.mark.slow
+def test_a_dict_of_shapes_in_a_variable_has_no_values_either():
+    shape = jax.ShapeDtypeStruct((3, 2), jnp.float32)
+    whole = WithCache(nnx.eval_shape(head), {"sum": shape})
+    assert check(whole, numbers((3, 4)), nesting="jit").notes == ()
+    forgotten = WithCache(head(), {"sum": shape})
+    (note,) = check(forgotten, numbers((3, 4)), nesting="jit").notes
+    assert note.startswith("model.cache has no values, though the rest of WithCache has")
+
+
 def test_an_abstract_module_goes_on_with_the_types_of_its_new_state():
     model = nnx.eval_shape(lambda: nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
 

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from jax import lax
 from test_wire_format import instruction, module_of
 
+from pytest_nnxcheck.compat.staging import serialized_hlo_module
 from pytest_nnxcheck.core.peak import Live
+from pytest_nnxcheck.xla import hlo
+from pytest_nnxcheck.xla.hlo import leaves
 from pytest_nnxcheck.xla.live_ranges import Held, LiveRanges
 from pytest_nnxcheck.xla.reuse import reused
 
@@ -81,6 +84,40 @@ def test_a_gpu_keeps_temporaries_in_the_memory_of_an_output_that_is_not_made_yet
     output = Held(Live(8, "output", 0, 4), ((4, ()),))
     temporary = Held(Live(size, "temporary", 1, end), ((2, ()),))
     assert list(reused(ranges, [output, temporary])) == ([output] if inside else [output, temporary])
+
+
+@pytest.mark.parametrize("start, inside", [(2, True), (1, False)])
+def test_a_gpu_keeps_temporaries_in_the_memory_of_a_donated_argument_after_its_last_use(start, inside):
+    """``a = sort(p); b = sort(a); return sort(b)`` into the memory of ``p``."""
+    module = module_of(
+        instruction(1, "parameter"),
+        instruction(2, "sort", (1,)),
+        instruction(3, "sort", (2,)),
+        instruction(4, "sort", (3,)),
+        instruction(5, "sort", (4,)),
+        root=5,
+        order=(1, 2, 3, 4, 5),
+    )
+    module.donated[0] = 0
+    ranges = LiveRanges(module)
+    argument = Held(Live(8, "argument", 0, 5), ((1, ()), (5, ())))
+    temporary = Held(Live(8, "temporary", start, 3), ((3, ()),))
+    assert list(reused(ranges, [argument, temporary])) == ([argument] if inside else [argument, temporary])
+
+
+@pytest.mark.parametrize("until", ["the first", "the last"])
+def test_the_carry_of_a_loop_is_free_between_its_last_use_and_its_new_value(until):
+    def step(i, x):
+        y = jnp.sort(jnp.sort(x) * i)
+        return y + x if until == "the last" else jnp.sort(y)
+
+    compiled = jax.jit(lambda x: lax.fori_loop(0, 9, step, jnp.sort(x))).lower(X).compile()
+    ranges = LiveRanges(hlo.Module.read(serialized_hlo_module(compiled), None))
+    (loop,) = (op for op in ranges.ran if op.opcode == "while")
+    (carry,) = {ranges.buffer((loop.id, index)) for index in leaves(loop.shape)} & {
+        ranges.buffer(value) for value in ranges.results
+    }
+    assert len(ranges.pieces[carry]) == (2 if until == "the first" else 1)
 
 
 def test_an_update_in_place_and_the_carry_of_a_loop_share_a_buffer():
