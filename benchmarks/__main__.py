@@ -5,13 +5,13 @@
   efforts        quick and thorough, with the default
   floor          the check, with a plain loop that traces, lowers, compiles and runs the same nestings, and checks nothing
   by_hand        the check, with a loop that checks them by hand: leaks, memory_analysis(), pointers of donated buffers
-  marked         marked tests that build model and optimizer in the body: the second run, and quick, with the first run
-  second_run     the second run of a suite, with the first
+  marked         marked tests that build model and optimizer in the body: a first run with twelve nestings by hand, what is needed (traces, and each program
+                 compiled once), a second run, quick, parity, a v5e, and a first run of an earlier commit; qwen3 needs google-tunix, the v5e libtpu
   collect        pytest --collect-only of 200 tests without a marker, with -p no:nnxcheck; whole processes
   workers        eight marked tests with -n 2, with -n 0, in seconds of the clock
   size           seconds for a number of layers, and for each max_depth; 7 billion parameters, with a narrow model
   first_failure  seconds until the failure is shown, over 13 tests that fail, with the early commit
-  resident       the memory of the process after a thousand nestings, with that after a hundred
+  resident       two hundred marked tests in one process: seconds a test, and the memory of the process
 
 ``targets``, ``mistral_targets`` and ``plain_targets`` have programs compiled for TPUs and GPUs; they need the compilers, and run where they are named. See docs/targets.md.
 """
@@ -37,7 +37,6 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
     "floor": checks.floor,
     "by_hand": checks.by_hand,
     "marked": suites.marked,
-    "second_run": suites.second_run,
     "collect": suites.collect,
     "workers": suites.workers,
     "size": checks.size,

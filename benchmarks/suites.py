@@ -1,4 +1,4 @@
-"""The benchmarks of pytest runs: a second run, collection, workers, and the size of the process."""
+"""The benchmarks of pytest runs: marked tests, collection, workers, and the size of the process."""
 
 from __future__ import annotations
 
@@ -149,24 +149,6 @@ def with_the_plugin() -> tuple[str, ...]:
     return () if installed else ("-p", "pytest_nnxcheck.plugin.hooks")
 
 
-def second_run(plan: Plan) -> Result:
-    """The same suite again, with the cache that the first run left: its tests alone, and the whole process."""
-    samples: dict[str, tuple[Sample, ...]] = {"second": (), "first": ()}
-    tests = 1 if plan.quick else 3
-    for _ in range(plan.rounds):
-        folder = suite(plan, MARKED.format(tests=tests), CLOCK)
-        once = Plan(plan.folder, rounds=1)
-        pair = once.measure(*(Child.pytest(label, folder, *with_the_plugin()) for label in ("first", "second")))
-        samples = {label: (*side, *pair[label]) for label, side in samples.items()}
-    return result(
-        "second_run",
-        [
-            ratio(f"{tests} marked", samples, "second", "first"),
-            ratio(f"{tests} marked, with start-up", samples, "second", "first", "process"),
-        ],
-    )
-
-
 def marked(plan: Plan) -> Result:
     """Marked tests that build their objects in the body, each way to run them beside a first run of the default."""
     chosen = plan.subjects if plan.partial else plans.MARKED[: 1 if plan.quick else None]
@@ -186,8 +168,8 @@ def marked(plan: Plan) -> Result:
                 children = ways(plan, subject, nestings, library, on_target=not target)
                 found = Plan(plan.folder, rounds=1).measure(*children)
                 samples = {label: (*samples.get(label, ()), *side) for label, side in found.items()}
-            others = [label for label in samples if label not in (FIRST, BODIES_BEFORE, TWELVE)]
-            ratios += [ratio(subject, samples, FIRST, label) for label in (BODIES_BEFORE, TWELVE)]
+            ratios.append(ratio(subject, samples, FIRST, BODIES_BEFORE))
+            others = [label for label in samples if label not in (FIRST, BODIES_BEFORE)]
             ratios += [ratio(subject, samples, label, FIRST) for label in others]
     return result("marked", ratios, notes=[*notes, *filter(None, [target])])
 
