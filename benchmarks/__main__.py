@@ -5,13 +5,13 @@
   efforts        quick and thorough, with the default
   floor          the check, with a plain loop that traces, lowers, compiles and runs the same nestings, and checks nothing
   by_hand        the check, with a loop that checks them by hand: leaks, memory_analysis(), pointers of donated buffers
-  marked         marked tests that build model and optimizer in the body: the second run, and quick, with the first run
-  second_run     the second run of a suite, with the first
+  marked         marked tests that build model and optimizer in the body: a first run with twelve nestings by hand, what is needed (traces, and each program
+                 compiled once), a second run, quick, parity, a v5e, and a first run of an earlier commit; qwen3 needs google-tunix, the v5e libtpu
   collect        pytest --collect-only of 200 tests without a marker, with -p no:nnxcheck; whole processes
   workers        eight marked tests with -n 2, with -n 0, in seconds of the clock
   size           seconds for a number of layers, and for each max_depth; 7 billion parameters, with a narrow model
   first_failure  seconds until the failure is shown, over 13 tests that fail, with the early commit
-  resident       the memory of the process after a thousand nestings, with that after a hundred
+  resident       two hundred marked tests in one process: seconds a test, and the memory of the process
 
 ``targets``, ``mistral_targets`` and ``plain_targets`` have programs compiled for TPUs and GPUs; they need the compilers, and run where they are named. See docs/targets.md.
 """
@@ -27,7 +27,7 @@ from benchmarks import checks, figures, suites, table
 from benchmarks.children import ROOT
 from benchmarks.figures import Result
 from benchmarks.on_targets import commands as on_targets
-from benchmarks.plan import BEFORE, FIVE, Plan
+from benchmarks.plan import BEFORE, FIVE, MARKED, Plan
 
 DOCUMENT, PLOT, DATA = (ROOT / "docs" / f"speed.{kind}" for kind in ("md", "svg", "json"))
 BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
@@ -37,13 +37,14 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
     "floor": checks.floor,
     "by_hand": checks.by_hand,
     "marked": suites.marked,
-    "second_run": suites.second_run,
     "collect": suites.collect,
     "workers": suites.workers,
     "size": checks.size,
     "first_failure": checks.first_failure,
     "resident": suites.resident,
 }
+
+SUBJECTS = tuple(dict.fromkeys((*FIVE, *MARKED)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("names", nargs="*", metavar="NAME", help=text)
     options.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of each, 3 by default")
     options.add_argument("--quick", action="store_true", help="one round of the smallest subjects: does it work?")
-    options.add_argument("--subjects", default="", metavar="LIST", help=f"some of {','.join(FIVE)}")
+    options.add_argument("--subjects", default="", metavar="LIST", help=f"some of {','.join(SUBJECTS)}")
     options.add_argument("--against", default=BEFORE, metavar="COMMIT", help=f"the earlier commit, {BEFORE} by default")
     options.add_argument("--write", action="store_true", help="put tables and plot into docs/, beside what is there")
     return options
@@ -65,7 +66,7 @@ def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
     """The plan that a command line asks for. Raises `SystemExit` for names that there are not."""
     subjects = tuple(given.subjects.split(",")) if given.subjects else FIVE[: 2 if given.quick else None]
     known = (*BENCHMARKS, *on_targets.BENCHMARKS)
-    for kind, names, valid in (("benchmark", given.names, known), ("subject", subjects, FIVE)):
+    for kind, names, valid in (("benchmark", given.names, known), ("subject", subjects, SUBJECTS)):
         for name in names:
             if name not in valid:
                 raise SystemExit(f"no {kind} {name!r}: there are {', '.join(valid)}")
@@ -93,14 +94,8 @@ def keep(new: Result, *, partial: bool) -> None:
     results = {result.benchmark: result for result in figures.merge(figures.load(DATA), new, partial=partial)}
     ordered = [results[name] for name in BENCHMARKS if name in results]
     figures.save(ordered, DATA)
-    DOCUMENT.write_text(in_document(DOCUMENT.read_text(), ordered))
+    DOCUMENT.write_text(table.put_between(DOCUMENT.read_text(), table.in_document(ordered)))
     plot.draw(ordered, PLOT)
-
-
-def in_document(text: str, results: Sequence[Result]) -> str:
-    """The document with the tables of today; of the ratios to an early commit there are the data and the plot."""
-    today = [result for result in results if result.benchmark not in ("before", "first_failure")]
-    return table.put_between(text, table.markdown(today))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 The floor is a loop of trace, lower, compile and run, with the compiler's own options. By hand is what one writes without a plugin: a loop
 over nestings in which the jitted call runs twice under `jax.checking_leaks`, its memory is read, and its buffers are compared.
+What no check can do without is less than the floor: each nesting is traced, and each program that is new is lowered and compiled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pytest_nnxcheck.compat.staging import compiler_options
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.subject.profile import Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, bind
@@ -56,11 +58,15 @@ class Loop:
             state = subject.fresh()
             inputs = tuple(map(jnp.copy, stack_inputs(nesting, subject.inputs)))
             with self.around():
-                out = program(state, *inputs)
-            jax.block_until_ready(out)
+                self.start(nesting, program, state, inputs)
             self.compare(state)
         except Exception:  # noqa: BLE001 - a nesting that flax refuses costs what it costs
             self.raised += 1
+
+    def start(self, nesting: Nesting, program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> None:
+        """Run a program to its end."""
+        del nesting
+        jax.block_until_ready(program(state, *inputs))
 
     def jit(self, nesting: Nesting) -> Callable[..., Any]:
         """The jit of the outermost layer, with its state donated where it is an argument."""
@@ -92,6 +98,35 @@ class Loop:
 
     def compare(self, state: Any) -> None:
         """Look at the buffers of the state afterwards: here nobody does."""
+
+
+class CompiledError(Exception):
+    """A program is compiled: it does not run."""
+
+
+@dataclass
+class Needed(Loop):
+    """Traces, and programs lowered and compiled with the plugin's options, once each. Nothing runs and nothing is looked at."""
+
+    texts: set[str] = field(default_factory=set)
+
+    def start(self, nesting: Nesting, program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> None:
+        """Compile a program with an outer jit, and trace any other."""
+        if not nesting.layers or nesting.layers[0].transform != "jit":
+            nnx.eval_shape(lambda state, inputs: program(state, *inputs), state, inputs)
+            return
+        with contextlib.suppress(CompiledError):
+            program(state, *inputs)
+
+    def call(self, jitted: Jitted, args: tuple[Any, ...], *, donates: bool) -> Any:
+        """Compile the outermost jit, unless its text is known."""
+        del donates
+        lowered = jitted.trace(*args).lower()
+        text = lowered.as_text()
+        if text not in self.texts:
+            self.texts.add(text)
+            self.read(lowered.compile(compiler_options=compiler_options()))
+        raise CompiledError
 
 
 class ByHand(Loop):

@@ -12,6 +12,8 @@ from benchmarks.children import Child, Sample, measure
 from benchmarks.figures import Ratio, Result, Series
 
 FIVE = ("linear", "batchnorm", "block", "mlp_step", "lm_step")
+MARKED = ("linear", "block", "decode", "qwen3", "mlp_step", "lm8_step")
+"""The subjects of `marked`."""
 SHORT = {"linear": 3, "batchnorm": 3}
 """Subjects of a few seconds, and how many times the rounds of the others they get."""
 BEFORE = "32001ee"

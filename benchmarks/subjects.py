@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,31 +43,31 @@ class MLP(nnx.Module):
 class TransformerBlock(nnx.Module):
     """Attention and a feed-forward layer, each after a LayerNorm and with a residual connection."""
 
-    def __init__(self, width: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, width: int, rngs: nnx.Rngs, *, decode: bool = False) -> None:
         self.before_attention = nnx.LayerNorm(width, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(2, width, decode=False, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, width, decode=decode, rngs=rngs)
         self.before_feed_forward = nnx.LayerNorm(width, rngs=rngs)
         self.grow = nnx.Linear(width, 4 * width, rngs=rngs)
         self.shrink = nnx.Linear(4 * width, width, rngs=rngs)
 
-    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
         """(batch, length, width) to the same shape."""
         x = x + self.attention(self.before_attention(x), mask=mask)
         return x + self.shrink(nnx.gelu(self.grow(self.before_feed_forward(x))))
 
 
 class Transformer(nnx.Module):
-    """A language model of four layers of width 32, written out one after the other."""
+    """A language model of width 32, its layers written out one after the other."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    def __init__(self, rngs: nnx.Rngs, *, layers: int = 4, decode: bool = False) -> None:
         self.embed = nnx.Embed(64, 32, rngs=rngs)
-        self.blocks = node_list([TransformerBlock(32, rngs) for _ in range(4)])
+        self.blocks = node_list([TransformerBlock(32, rngs, decode=decode) for _ in range(layers)])
         self.norm = nnx.LayerNorm(32, rngs=rngs)
         self.head = nnx.Linear(32, 64, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Ids (batch, length) to logits (batch, length, 64)."""
-        mask = nnx.make_causal_mask(tokens)
+        """Ids (batch, length) to logits (batch, length, 64). A cache masks what is still to come."""
+        mask = nnx.make_causal_mask(tokens) if tokens.shape[1] > 1 else None
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, mask)
@@ -161,9 +162,43 @@ def numbers(*shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(1), shape, jnp.float32)
 
 
-def training(step: Callable[..., Any], model: nnx.Module, batch: Any) -> Call:
-    """A training step with adam."""
-    return step, (model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), batch)
+def tokens() -> jax.Array:
+    """Two texts of 17 ids."""
+    return jnp.arange(34).reshape(2, 17) % 64
+
+
+def training(step: Callable[..., Any], model: nnx.Module, batch: Any, rule: Any = optax.adam) -> Call:
+    """A training step with adam, or another rule."""
+    return step, (model, nnx.Optimizer(model, rule(1e-3), wrt=nnx.Param), batch)
+
+
+def decoding() -> Call:
+    """One token for two layers, each with a cache for 16."""
+    model = Transformer(nnx.Rngs(0), layers=2, decode=True)
+    for block in model.blocks:
+        block.attention.init_cache((2, 16, 32))
+    return model, (jnp.zeros((2, 1), jnp.int32),)
+
+
+def qwen3() -> Call:
+    """Two small layers of Qwen3 as google-tunix has it."""
+    published = importlib.import_module("tunix.models.qwen3.model")
+    config = published.ModelConfig(
+        num_layers=2,
+        vocab_size=64,
+        embed_dim=16,
+        hidden_dim=32,
+        num_heads=4,
+        head_dim=8,
+        num_kv_heads=2,
+        norm_eps=1e-6,
+        rope_theta=10_000,
+        use_tied_embedding=True,
+    )
+    ids = jnp.arange(12).reshape(2, 6)
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((6, 6), bool)), (2, 6, 6))
+    return published.Qwen3(config, rngs=nnx.Rngs(0)), (ids, positions, None, mask)
 
 
 def language_model(config: Config) -> Call:
@@ -186,7 +221,10 @@ SUBJECTS: dict[str, Callable[[], Call]] = {
     "batchnorm": lambda: (nnx.BatchNorm(4, rngs=nnx.Rngs(0)), (numbers(3, 4),)),
     "block": lambda: (ExampleBlock(width=64, heads=4, rngs=nnx.Rngs(0)), (jnp.ones((8, 16, 64)),)),
     "mlp_step": lambda: training(mlp_step, MLP(nnx.Rngs(0)), {"x": numbers(8, 16), "y": jnp.arange(8) % 4}),
-    "lm_step": lambda: training(lm_step, Transformer(nnx.Rngs(0)), jnp.arange(34).reshape(2, 17) % 64),
+    "lm_step": lambda: training(lm_step, Transformer(nnx.Rngs(0)), tokens()),
+    "decode": decoding,
+    "qwen3": qwen3,
+    "lm8_step": lambda: training(lm_step, Transformer(nnx.Rngs(0), layers=8), tokens(), optax.adamw),
     "7 billion parameters": lambda: language_model(replace(MISTRAL_7B, dtype=jnp.float32)),
     "a thousandth of the width": lambda: language_model(NARROW),
     "flax#4871": report_4871,

@@ -1,18 +1,19 @@
-"""The benchmarks of pytest runs: a second run, collection, workers, and the size of the process."""
+"""The benchmarks of pytest runs: marked tests, collection, workers, and the size of the process."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from benchmarks import plan as plans
 from benchmarks.children import Child, Sample
 from benchmarks.earlier import library_of
-from benchmarks.figures import Ratio, Result, ratio, refusals
+from benchmarks.figures import Ratio, Result, Series, ratio
 from benchmarks.plan import Plan, result
 
+FIRST, TWELVE = "first run", "twelve by hand"
 BODIES_BEFORE = "8247683b"
 """The last commit that profiled what a body makes anew for every nesting, and kept executables."""
 
@@ -52,6 +53,21 @@ def test_{subject}(nnx_wrap):
 """
 """A test as people write it: its body makes the model and the optimizer for every nesting."""
 
+BY_HAND = """
+import pytest
+from benchmarks import twelve
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return twelve.plain_peak("{subject}")
+
+
+@pytest.mark.parametrize("nesting", twelve.NESTINGS, ids=" > ".join)
+def test_nested(nesting, plain):
+    twelve.check("{subject}", nesting, plain)
+"""
+
 UNMARKED = """
 import pytest
 
@@ -63,9 +79,9 @@ def test_plain(number):
 
 CLOCK = """
 import json, os, time
-import hypothesis, jax, pytest
-from flax import nnx
-jax.block_until_ready(jax.numpy.ones(3))
+import pytest
+from benchmarks.tasks import import_all
+import_all()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,36 +94,44 @@ def pytest_runtestloop(session):
 """
 """CPU seconds of the tests alone: what is imported is imported before."""
 
-RESIDENT = """
-import json, os
+LINEAR = """
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
-SIZES, DONE = [], [0]
+
+@pytest.mark.nnx_invariants
+@pytest.mark.parametrize("width", range(4, 4 + {tests}))
+def test_linear(nnx_wrap, width):
+    layer = nnx_wrap(nnx.Linear(width, 8, rngs=nnx.Rngs(0)))
+    assert layer(jnp.ones((3, width))).shape == (3, 8)
+"""
+
+SIZES = """
+import json, os, time
+import pytest
+from benchmarks.tasks import import_all
+import_all()
+SEEN = []
 
 
-def resident():
+def seen():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def pytest_runtest_protocol(item):
-    SIZES.append((DONE[0], resident()))
-    if DONE[0] >= {enough}:
-        item.add_marker(pytest.mark.skip)
+        SEEN.append((time.process_time(), int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item):
-    DONE[0] += dict(item.user_properties).get("nnx_nestings", 0)
+def pytest_runtest_protocol(item, nextitem):
+    seen()
     return (yield)
 
 
 def pytest_sessionfinish():
-    SIZES.append((DONE[0], resident()))
+    seen()
     with open(os.environ["BENCHMARK_FACTS"], "w") as file:
-        json.dump({{"sizes": SIZES}}, file)
+        json.dump({"seen": SEEN}, file)
 """
-"""Before each test, when all is put away: how many nestings there were so far, and the resident size of the process."""
+"""Before each test and at the end, when all is put away: CPU seconds and the resident size of the process."""
 
 
 def suite(plan: Plan, tests: str, conftest: str = "") -> Path:
@@ -125,46 +149,48 @@ def with_the_plugin() -> tuple[str, ...]:
     return () if installed else ("-p", "pytest_nnxcheck.plugin.hooks")
 
 
-def second_run(plan: Plan) -> Result:
-    """The same suite again, with the cache that the first run left: its tests alone, and the whole process."""
-    samples: dict[str, tuple[Sample, ...]] = {"second": (), "first": ()}
-    tests = 1 if plan.quick else 3
-    for _ in range(plan.rounds):
-        folder = suite(plan, MARKED.format(tests=tests), CLOCK)
-        once = Plan(plan.folder, rounds=1)
-        pair = once.measure(*(Child.pytest(label, folder, *with_the_plugin()) for label in ("first", "second")))
-        samples = {label: (*side, *pair[label]) for label, side in samples.items()}
-    return result(
-        "second_run",
-        [
-            ratio(f"{tests} marked", samples, "second", "first"),
-            ratio(f"{tests} marked, with start-up", samples, "second", "first", "process"),
-        ],
-    )
-
-
 def marked(plan: Plan) -> Result:
-    """Marked tests that build their objects in the body: a second run, effort quick, and an earlier commit, against a first run."""
+    """Marked tests that build their objects in the body, each way to run them beside a first run of the default."""
+    chosen = plan.subjects if plan.partial else plans.MARKED[: 1 if plan.quick else None]
+    subjects = [name for name in chosen if name != "qwen3" or importlib.util.find_spec("tunix")]
+    notes = [f"{name} is left out, google-tunix is not installed" for name in chosen if name not in subjects]
+    target = "" if importlib.util.find_spec("libtpu") else "v5e is left out, libtpu is not installed"
     ratios: list[Ratio | None] = []
-    notes: list[str] = []
     with library_of(BODIES_BEFORE) as library:
-        for subject in plan.subjects:
-            first, second, quick, earlier = "first run", "second run", "quick", BODIES_BEFORE
-            samples: dict[str, tuple[Sample, ...]] = {first: (), second: (), quick: (), earlier: ()}
+        for subject in subjects:
+            folder = plan.new_folder()
+            nestings = str(folder / "nestings.json")
+            Plan(folder, rounds=1).measure(
+                Child.task("nestings", "check", folder, subject=subject, settings={}, nestings=nestings)
+            )
+            samples: dict[str, tuple[Sample, ...]] = {}
             for _ in range(plan.rounds):
-                folder = suite(plan, IN_THE_BODY.format(subject=subject), CLOCK)
-                ours = [Child.pytest(label, folder, *with_the_plugin()) for label in (first, second)]
-                uncached = (*with_the_plugin(), "-p", "no:cacheprovider")
-                ours += [
-                    Child.pytest(quick, folder, *uncached, "--nnx-effort=quick"),
-                    replace(Child.pytest(earlier, folder, *uncached), library=library),
-                ]
-                found = Plan(plan.folder, rounds=1).measure(*ours)
-                samples = {label: (*side, *found[label]) for label, side in samples.items()}
-            ratios += [ratio(subject, samples, label, first) for label in (second, quick)]
-            ratios.append(ratio(subject, samples, first, earlier))
-            notes += refusals(samples)
-    return result("marked", ratios, notes=notes)
+                children = ways(plan, subject, nestings, library, on_target=not target)
+                found = Plan(plan.folder, rounds=1).measure(*children)
+                samples = {label: (*samples.get(label, ()), *side) for label, side in found.items()}
+            ratios.append(ratio(subject, samples, FIRST, BODIES_BEFORE))
+            others = [label for label in samples if label not in (FIRST, BODIES_BEFORE)]
+            ratios += [ratio(subject, samples, label, FIRST) for label in others]
+    return result("marked", ratios, notes=[*notes, *filter(None, [target])])
+
+
+def ways(plan: Plan, subject: str, nestings: str, library: Path, *, on_target: bool) -> list[Child]:
+    """The processes of one round, in their order: the second run follows the first."""
+    folder = suite(plan, IN_THE_BODY.format(subject=subject), CLOCK)
+    uncached = (*with_the_plugin(), "-p", "no:cacheprovider")
+    options = {
+        "quick": "--nnx-effort=quick",
+        "parity": "--nnx-invariants=tracers,updates,memory,donation,parity",
+        **({"v5e": "--nnx-target=v5e"} if on_target else {}),
+    }
+    by_hand = suite(plan, BY_HAND.format(subject=subject), CLOCK)
+    return [
+        *(Child.pytest(label, folder, *with_the_plugin()) for label in (FIRST, "second run")),
+        *(Child.pytest(label, folder, *uncached, option) for label, option in options.items()),
+        replace(Child.pytest(BODIES_BEFORE, folder, *uncached), library=library),
+        Child.pytest(TWELVE, by_hand, "-p", "no:cacheprovider"),
+        Child.task("what is needed", "loop", folder, way="needed", subject=subject, nestings=nestings),
+    ]
 
 
 def collect(plan: Plan) -> Result:
@@ -190,21 +216,19 @@ def workers(plan: Plan) -> Result:
 
 
 def resident(plan: Plan) -> Result:
-    """The resident size of a process after a thousand nestings against that after a hundred."""
-    few, many = (50, 100) if plan.quick else (100, 1000)
-    folder = suite(plan, MARKED.format(tests=many // 10), RESIDENT.format(enough=many))
-    samples = plan.measure(Child.pytest("tests", folder, *with_the_plugin()))["tests"]
-    return result("resident", [grown(samples, few, many)])
-
-
-def grown(samples: Sequence[Sample], few: int, many: int) -> Ratio:
-    """The sizes of each round in MB, after the first test with which so many nestings are done."""
-    early, late = ([size_after(sample.facts, number) / 1e6 for sample in samples] for number in (few, many))
-    return Ratio(
-        "marked tests", f"after {many} nestings", f"after {few} nestings", tuple(late), tuple(early), unit="MB"
+    """Two hundred marked tests in one process: seconds a test, and the resident size of the process."""
+    step = 1 if plan.quick else 50
+    folder = suite(plan, LINEAR.format(tests=4 * step), SIZES)
+    options = (*with_the_plugin(), "-p", "no:cacheprovider", "--nnx-effort=quick")
+    samples = plan.measure(Child.pytest("tests", folder, *options))["tests"]
+    done = tuple(step * number for number in (1, 2, 3, 4))
+    seen = [sample.facts["seen"] for sample in samples]
+    seconds = tuple(tuple((each[n][0] - each[n - step][0]) / step for each in seen) for n in done)
+    sizes = tuple(tuple(each[n][1] / 1e6 for each in seen) for n in done)
+    return result(
+        "resident",
+        series=[
+            Series(f"a test of the last {step}, effort quick", "tests in one process", done, seconds),
+            Series("resident size", "tests in one process", done, sizes, "MB"),
+        ],
     )
-
-
-def size_after(facts: Mapping[str, list[tuple[int, int]]], nestings: int) -> int:
-    """The size when so many nestings were done."""
-    return next(size for done, size in facts["sizes"] if done >= nestings)

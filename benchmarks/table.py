@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.figures import Ratio, Result, Series, together
-from benchmarks.plan import FIVE
+from benchmarks.plan import FIVE, MARKED
 
 START, END = "<!-- speed table -->", "<!-- end -->"
 HEAD = "| benchmark | case | what | against | ratio | what took | the other took |"
+
+
+EFFORTS = {"default": ("quick", "default"), "quick": ("quick", "default"), "thorough": ("thorough", "default")}
+OF_MARKED = {
+    "first run": ("second run", "first run"),
+    "twelve by hand": ("twelve by hand", "first run"),
+    "what is needed": ("what is needed", "first run"),
+    **{name: (name, "first run") for name in ("second run", "quick", "parity", "v5e")},
+}
+"""The columns of the tables in the document with a row for each subject: a side and what it is divided by; the first has seconds, those of the latter."""
+EARLY = ("before", "first_failure")
+"""Benchmarks whose other side is an early commit: the data have them, and the plot."""
+
+
+def in_document(results: Sequence[Result]) -> str:
+    """The tables of the document: of several benchmarks of the same subjects one table, then the others."""
+    today = [result for result in results if result.benchmark not in EARLY]
+    others = [result for result in today if result.benchmark not in ("efforts", "floor", "by_hand", "marked")]
+    ratios = {result.benchmark: (*result.ratios, *together(result.ratios, {*FIVE, *MARKED})) for result in today}
+    tables = [
+        by_subject(ratios.get("marked", ()), OF_MARKED),
+        by_subject(ratios.get("efforts", ()), EFFORTS),
+        *list(parts(others))[:-1],
+        list(measured_on(today)),
+    ]
+    return "\n\n".join("\n".join(part) for part in tables if part) + "\n"
+
+
+def by_subject(ratios: Sequence[Ratio], columns: Mapping[str, tuple[str, str]]) -> list[str]:
+    """A row for each subject: seconds, and other sides as multiples of them."""
+    rows: dict[str, dict[tuple[str, str], Ratio]] = {}
+    for each in ratios:
+        rows.setdefault(each.case, {})[each.over, each.under] = each
+    (_, unit), *others = columns.items()
+    lines = [f"| subject | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for case, found in rows.items():
+        seconds = figure(found[unit].denominators, found[unit].unit) if unit in found else ""
+        cells = [f"**{found[sides].median:.2f}**" if sides in found else "" for _, sides in others]
+        lines.append(f"| {case} | {' | '.join([seconds, *cells])} |")
+    return lines if rows else []
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -21,7 +61,7 @@ def parts(results: Sequence[Result]) -> Iterator[list[str]]:
     rows = [
         ratio_row(result.benchmark, each)
         for result in results
-        for each in (*result.ratios, *together(result.ratios, FIVE))
+        for each in (*result.ratios, *together(result.ratios, {*FIVE, *MARKED}))
     ]
     if rows:
         yield [HEAD, "|---" * (HEAD.count("|") - 1) + "|", *rows]

@@ -49,7 +49,7 @@ def loop(way: str, subject: str, nestings: str) -> Facts:
     from benchmarks.subjects import make
 
     function, args = make(subject)
-    runner = {"floor": bare.Loop, "by_hand": bare.ByHand}[way]()
+    runner = {"floor": bare.Loop, "needed": bare.Needed, "by_hand": bare.ByHand}[way]()
     names = json.loads(Path(nestings).read_text())
     facts: Facts = {}
     with clock(facts):

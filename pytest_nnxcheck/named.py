@@ -28,7 +28,7 @@ import pytest
 
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
 from pytest_nnxcheck.core.settings import CHECK_ID, MARKER, flag
-from pytest_nnxcheck.core.text import Unreadable, meant, one_of, some
+from pytest_nnxcheck.core.text import DTYPES, Unreadable, meant, one_of, some
 from pytest_nnxcheck.paste.slicer import globals_in, source_of
 
 if TYPE_CHECKING:
@@ -44,16 +44,6 @@ IMPORTS = {"jax": "import jax", "jnp": "import jax.numpy as jnp", "nnx": "from f
 
 # --- the notation of the command line
 
-_DTYPES = {
-    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{
-        f"{letter}{bits}": f"{name}{bits}" for letter, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)
-    },
-    "bf16": "bfloat16",
-    "c64": "complex64",
-    "bool": "bool",
-}
-"""The short name of a dtype, as jax prints it, and the long one, which may be written too."""
 _ROUND = str.maketrans("[]", "()")
 _NOTATION = "write f32[8,64], i32[8], key, a plain value such as 3 or True, or name=f32[8,64]; with ';' between several"
 
@@ -235,7 +225,7 @@ def _input(text: str, origin: str) -> Input:
             raise SettingError(f"{origin}: cannot read the input {text!r}, {_NOTATION}") from None
     word, sizes = array.groups() if array else ("key", "")
     try:
-        dtype = _DTYPES.get(word) or one_of("dtype", word, dict.fromkeys([*_DTYPES, *_DTYPES.values(), "key"]))
+        dtype = DTYPES.get(word) or one_of("dtype", word, dict.fromkeys([*DTYPES, *DTYPES.values(), "key"]))
     except Unreadable as error:
         raise SettingError(f"{origin}: {text!r} has an {error}") from None
     if not re.fullmatch(r"(\s*\d+\s*(,\s*\d+\s*)*,?)?\s*", sizes, re.ASCII):

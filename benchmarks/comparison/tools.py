@@ -55,7 +55,6 @@ TOOLS = (
     Tool("equinox.debug.assert_max_traces", "with_equinox", r"can only be traced 1 times", "equinox"),
     Tool("pytest-memray", "with_memray", r"Test was limited to", "pytest-memray", ("--memray",)),
     Tool("pytest-jax-bench", "with_jax_bench", r"(?!)", "pytest-jax-bench"),
-    Tool("pytest --nnx-watch", "with_nothing", r"nnx watch: ", "pytest-nnxcheck", ("--nnx-watch",)),
     Tool("pytest-nnxcheck", "with_nnxcheck", r"nnx invariant broken: (\w+)", "pytest-nnxcheck"),
     Tool(
         "pytest-nnxcheck with parity",

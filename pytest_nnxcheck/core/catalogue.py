@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 STYLES = ("argument", "functional", "closure", "jax_closure")
 """The ways in which a layer gets the module, plainest first."""
+HANDED = STYLES[:2]
+"""The styles that hand the module over; the others capture it."""
 
 REF = "ref"
 

@@ -280,5 +280,7 @@ NESTING = Kind(nesting, "NESTING")
 PATH = Kind(file_path, "PATH")
 TEXT = Kind(lambda _, value: value)
 PERCENTAGE = Kind(percentage, "PERCENT")
-WATCH = choice("off", "fail", "report")._replace(metavar="[=report]", words=("fail", "report", "off"))
+WATCH = choice("off", "fail", "report", "calls", "list")._replace(
+    metavar="[=calls]", words=("fail", "report", "calls", "list", "off")
+)
 REPORT_PATHS = Kind(report_path, "PATH", "list", is_repeated=True)

@@ -37,6 +37,9 @@ MARKER = "nnx_invariants"
 CHECK_ID = "nnx-check"
 """The start of the id of a check by name: ``nnx-check::package.models:Block``."""
 
+CALL_ID = "nnx-call"
+"""The start of the id of a call that a suite makes: ``nnx-call::package.models.Block.decode(f32(8,64))``."""
+
 SWEEPS = ("pairs", "chains", "short", "singles", "probes")
 """The sweeps, the longest first: each contains those behind it."""
 
@@ -274,9 +277,21 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "watch": _run(
         "off",
         kinds.WATCH,
-        "check unmarked tests for leaked tracers, donated buffers that nothing reuses, programs over the memory budget and copies of the state;"
-        " --nnx-watch or =fail: a test in which one is found fails; =report: it is only listed; =off: no check",
+        "look at unmarked tests; --nnx-watch or =fail: a test that leaves a tracer in a model fails; =report: it is only listed; =calls: each"
+        " distinct call that the tests make of a model is checked too, as a test of its own; =list: these calls are listed, and not checked; =off: no look",
         "watch.md",
+    ),
+    "watch_seconds": _run(
+        120,
+        kinds.whole_number(0),
+        "the seconds that --nnx-watch=calls may spend on checks, in each process",
+        "watch.md#check-the-calls-of-a-suite",
+    ),
+    "watch_shapes": _run(
+        "one",
+        kinds.choice("one", "all"),
+        "one: --nnx-watch=calls checks a call with the first shapes and numbers that it meets; all: with each",
+        "watch.md#check-the-calls-of-a-suite",
     ),
     "check": _named(
         kinds.TEXT._replace(metavar="MODULE:NAME", is_repeated=True),

@@ -15,6 +15,18 @@ from typing import Any
 Row = tuple[str, str]
 
 
+DTYPES = {
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{
+        f"{letter}{bits}": f"{name}{bits}" for letter, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)
+    },
+    "bf16": "bfloat16",
+    "c64": "complex64",
+    "bool": "bool",
+}
+"""The short name of a dtype, as jax prints it, and the long one, which may be written too."""
+
+
 class Unreadable(ValueError):
     """The user's text is no nesting, no expected failure or no value of a setting; the message says what to write instead."""
 

@@ -18,7 +18,7 @@ import numpy as np
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import discharged, is_ref_type, nbytes
 from pytest_nnxcheck.core.peak import LEAF, Copies, Memory, Split, least_copy
-from pytest_nnxcheck.jaxprs.flow import all_equations, called, changed_inside, handed_through, uses
+from pytest_nnxcheck.jaxprs.flow import all_equations, called, changed_inside, handed_through
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -110,12 +110,6 @@ def handed_bytes(jaxpr: Any) -> int:
     return sum(nbytes(out.aval) for out, number in every if number is not None)
 
 
-def handed_inputs(jaxpr: Any) -> frozenset[int]:
-    """The numbers of the inputs of an open jaxpr that its equations hand through."""
-    same = uses(jaxpr.replace(eqns=[changed_inside(eqn, forwarded) for eqn in jaxpr.eqns])).same
-    return frozenset(number for number, var in enumerate(jaxpr.invars) if len(same(var)) > 1)
-
-
 def output_values(jaxpr: Any) -> tuple[list[Value], list[Value]]:
     """The values of the inputs and of the outputs of an open jaxpr: outputs that are one value are one object, an input that is handed on as well."""
     inputs = [object() for _ in jaxpr.invars]
@@ -137,8 +131,6 @@ class TracedProgram:
     """The numbers of the outputs that the call returns; all others are the state."""
     returned: Mapping[int, int] = field(default_factory=dict)
     """The bytes on one device of the outputs that the call returns as the value of a leaf, by number."""
-    keep_unused: bool = True
-    """True if arguments that nobody reads stay in the program."""
 
     @classmethod
     def of(cls, closed: Any, arguments: Iterable[Any], flags: Iterable[bool], **further: Any) -> TracedProgram:
@@ -180,7 +172,7 @@ def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callabl
     returned, least = program.returned_bytes(), least_copy(state, whole=whole)
     if program.hoisted or min(room, handed_bytes(program.jaxpr)) < least:
         return Copies(returned=returned)
-    plain = split_of(staging.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=program.keep_unused))
+    plain = split_of(staging.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=True))
     return Copies(max(held.peak - held.constants - plain.peak, 0) if plain else 0, returned, whole)
 
 

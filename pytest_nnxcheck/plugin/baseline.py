@@ -21,7 +21,7 @@ import pytest
 from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import PUBLIC, SettingError
-from pytest_nnxcheck.core.settings import CHECK_ID, MARKER, TABLE, flag
+from pytest_nnxcheck.core.settings import CALL_ID, CHECK_ID, MARKER, TABLE, flag
 from pytest_nnxcheck.core.text import Unreadable, counted
 from pytest_nnxcheck.plugin import gathered, options
 from pytest_nnxcheck.plugin.gathered import Gathered, Running
@@ -295,7 +295,7 @@ def covers(selection: Selection, table: Table) -> bool:
     file = Path(table.pattern.partition("::")[0])
     # The file or folder before the first part that is wild.
     place = Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), file.parts))
-    missing = place == file and str(file) != CHECK_ID and not (selection.root / place).exists()
+    missing = place == file and str(file) not in (CHECK_ID, CALL_ID) and not (selection.root / place).exists()
     return missing or selection.covers(str(place))
 
 
@@ -323,9 +323,9 @@ class Selection:
     def covers(self, place: str) -> bool:
         """True if the run collected everything in a file or folder, whose path starts from the root.
 
-        Never true for the checks by name: another command line may name other checks.
+        Never true for the checks by name, and for the calls of a suite: another command line may name others, and make others.
         """
-        if place == CHECK_ID:
+        if place in (CHECK_ID, CALL_ID):
             return False
         return self.everything or any((self.root / place).is_relative_to(path) for path in self.paths)
 

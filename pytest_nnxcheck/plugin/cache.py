@@ -1,4 +1,4 @@
-"""The programs to paste and the compiled programs that a run keeps in the cache of pytest; the folder of the latter grows to a bound and no further.
+"""The programs to paste, the compiled programs, and the inputs of calls that a run keeps in the cache of pytest; the folder of compiled programs grows to a bound and no further.
 
 At load this imports pytest and light modules only; the modules that make programs come with the first marked test.
 """
@@ -104,3 +104,30 @@ def prune(folder: Path, bound: int | None = None) -> None:
         total -= stat.st_size
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+# --- the calls of a suite ------------------------------------------------------------------------------------------------
+
+_INPUTS = "nnxcheck/inputs"
+_FAILED = "cache/lastfailed"
+"""The entry in which pytest keeps what failed, by node id, as its documentation shows it."""
+
+
+def keep_inputs(config: pytest.Config, inputs: dict[str, str]) -> None:
+    """Keep the inputs of calls, ``f32[8,64], train=False`` by ``package.models:Block``, beside those of earlier runs."""
+    store = getattr(config, "cache", None)
+    if store is not None:
+        store.set(_INPUTS, {**inputs_of_calls(config), **inputs})
+
+
+def inputs_of_calls(config: pytest.Config) -> dict[str, str]:
+    """The inputs of the calls that earlier runs saw."""
+    store = getattr(config, "cache", None)
+    return {} if store is None else dict(store.get(_INPUTS, None) or {})
+
+
+def also_failed(config: pytest.Config, tests: list[str]) -> None:
+    """Let ``--lf`` run these tests as well: a call that failed has to be made again."""
+    store = getattr(config, "cache", None)
+    if store is not None and tests:
+        store.set(_FAILED, {**(store.get(_FAILED, None) or {}), **dict.fromkeys(tests, True)})

@@ -94,6 +94,19 @@ class Running:
         return replace(record, head=replace(head, summary=summary, message="\n".join(filter(None, [summary, message]))))
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A check that was made elsewhere, and is reported now."""
+
+    given: Record
+
+    def record(self, folder: Path, *, whole: bool) -> Record:  # noqa: ARG002 - as `Running` has it
+        """The record of that time."""
+        return self.given
+
+    stopped = record
+
+
 def stamp() -> Stamp:
     """The versions and devices of this process."""
     from pytest_nnxcheck import devices
@@ -109,7 +122,7 @@ class Gathered:
         self.root, self.folder, self.is_worker = config.rootpath, config.invocation_params.dir, is_worker(config)
         self.whole = False
         """True if the records have their nestings, for a report."""
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, Running | Finished] = {}
         """The marked tests of this process that have not ended, by node id."""
         self.tests: dict[str, Record] = {}
         """The records of all tests that ended, or were interrupted, in whichever process."""
@@ -186,7 +199,7 @@ class Gathered:
             # The innermost line of the test's own file that the exception came through: its call of the object that nnx_wrap returned.
             lines = [each.lineno for each in call.excinfo.traceback if os.fspath(each.path) == os.fspath(item.path)]
             failed_at = self._place(os.fspath(item.path), lines[-1]) if lines else head.place
-            head = replace(head, message=records.plain(_text_of(call.excinfo.value)), failed_at=failed_at)
+            head = replace(head, message=records.plain(text_of(call.excinfo.value)), failed_at=failed_at)
         return replace(record, head=head)
 
     def _place(self, path: str, line: int) -> Place:
@@ -270,7 +283,7 @@ class Gathered:
                 tell_junit(self.pluginmanager, record.head.nodeid, record.head.summary, report.properties(record.head))
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """The exception as the terminal shows it, with its notes."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
     if isinstance(error, pytest.fail.Exception | pytest.skip.Exception):

@@ -115,7 +115,7 @@ def _register_parts(config: pytest.Config) -> None:
     if options.given(config, "watch") is not None:
         from pytest_nnxcheck.plugin import watch
 
-        watch.register(config)
+        watch.register(config, problem_of)
 
 
 def _prepare_environment(config: pytest.Config, parsed: argparse.Namespace) -> None:
@@ -305,8 +305,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     return run, hypothesis_test.build(item.obj, run, item.fixturenames, seeded=seeded)
 
 
-def _conclude(item: pytest.Function, running: Running, raised: BaseException | None) -> BaseException | None:
-    from pytest_nnxcheck.reporting import report
+def _conclude(item: pytest.Item, running: Running, raised: BaseException | None) -> BaseException | None:
     from pytest_nnxcheck.runner import conclude
 
     run = running.run
@@ -314,11 +313,19 @@ def _conclude(item: pytest.Function, running: Running, raised: BaseException | N
     run.forget()
     if raised is not None:
         return final
-    checked = run.report()
-    problem = conclude.proves_nothing(run) or report.rejected_modes(checked) or "\n".join(checked.unexpected)
+    problem = conclude.proves_nothing(run) or problem_of(item, running)
+    return pytest.fail.Exception(problem, pytrace=False) if problem else None
+
+
+def problem_of(item: pytest.Item, running: Running) -> str:
+    """Why a check fails under whose nestings nothing failed: a mode of flax, an expected failure that did not happen, the baseline; empty if it passes."""
+    from pytest_nnxcheck.reporting import report
+
+    checked = running.run.report()
+    problem = report.rejected_modes(checked) or "\n".join(checked.unexpected)
     if not problem and (baseline := item.config.stash[_baseline]) is not None:
         problem = baseline.finished(item, running)
-    return pytest.fail.Exception(problem, pytrace=False) if problem else None
+    return problem
 
 
 @pytest.hookimpl(wrapper=True)
@@ -328,7 +335,7 @@ def pytest_runtest_makereport(
     """Take the class name off our first line, and have the short summary name the broken invariant and the leaf."""
     report = yield
     if report.when == "call" and call.excinfo is not None and item.get_closest_marker(MARKER) is not None:
-        error, in_short = call.excinfo.value, ""
+        error, in_short = call.excinfo.value, getattr(item, "nnx_in_short", "")
         if isinstance(error, InvariantViolation):
             from pytest_nnxcheck.reporting import report as texts
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.plugin import options
 
 ACTIVE: pytest.StashKey[dict[str, list[Any]]] = pytest.StashKey()
 """The code of the fixtures that are set up, by their names. There only where something is remembered."""
@@ -31,7 +32,9 @@ SETUPS = (
 def remember(session: pytest.Session) -> None:
     """Remember what the modules of the tests and the conftest.py files lead to, if a test is checked."""
     modules = {id(module): module for item in session.items if (module := getattr(item, "module", None)) is not None}
-    checked = any(item.get_closest_marker(MARKER) for item in session.items)
+    checked = options.value(session.config, "watch") == "calls" or any(
+        item.get_closest_marker(MARKER) for item in session.items
+    )
     if session.config.option.collectonly or not (checked or any(map(holds_ours, modules.values()))):
         return
     from pytest_nnxcheck.subject import after_import
@@ -117,7 +120,8 @@ def set_up(fixture: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> I
     FIXTURES[fixture.argname] = codes
     shared, forget = fixture.scope != "function", list[Callable[[], None]]()
     setup = None
-    if codes and (shared or item.get_closest_marker(MARKER) is not None or holds_ours(item.module)):
+    is_checked = item.get_closest_marker(MARKER) is not None or options.value(item.config, "watch") == "calls"
+    if codes and (shared or is_checked or holds_ours(item.module)):
         arguments = [(name, request.getfixturevalue(name)) for name in fixture.argnames if name != "request"]
         setup = Setup(fixture.argname, fixture.func, item.function, arguments)
         for function in setup.put_back:

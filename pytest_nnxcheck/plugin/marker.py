@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.catalogue import default_invariants
+from pytest_nnxcheck.core.catalogue import HANDED, default_invariants
 from pytest_nnxcheck.core.errors import CheckError, SettingError
 from pytest_nnxcheck.core.settings import MARKER, Settings
 from pytest_nnxcheck.plugin import options
@@ -46,7 +46,17 @@ def _resolve(item: pytest.Function) -> Settings:
     return table.merge(_handed_in(item), item.config.stash[GIVEN], from_file, *reversed([*_from_markers(item)]))
 
 
-def _handed_in(item: pytest.Function) -> dict[str, Any]:
+def settings_of_call(item: pytest.Item) -> Settings:
+    """The settings of a call that a suite makes. Raises `SettingError`.
+
+    It is checked quickly, unless command line or ini file ask for more, and not in the styles that capture the module: the suite hands it over.
+    """
+    suite = item.config.stash[SUITE]
+    from_file = {} if suite is None else {"expected_failures": suite.entries(item)}
+    return table.merge({"effort": "quick", "styles": HANDED}, _handed_in(item), item.config.stash[GIVEN], from_file)
+
+
+def _handed_in(item: pytest.Item) -> dict[str, Any]:
     """The invariants of a test where none are named: with those that a conftest.py above it has on by default. Raises `SettingError`."""
     try:
         handed = own_invariants(item.ihook.pytest_nnx_invariants, item.config)

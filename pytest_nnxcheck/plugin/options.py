@@ -88,8 +88,13 @@ def _ini_type(kind: str) -> Any:
 
 
 def is_verbose(config: pytest.Config) -> bool:
-    """True if somebody asked for ``-v``, also beside a ``-q`` of the ini file, which takes one from the other."""
-    return config.get_verbosity() + int(config.getoption("quiet", 0) or 0) > 0
+    """True if somebody asked for ``-v``."""
+    return verbosity(config) > 0
+
+
+def verbosity(config: pytest.Config) -> int:
+    """The number of ``-v``, also beside a ``-q`` of the ini file, which takes one from them."""
+    return config.get_verbosity() + int(config.getoption("quiet", 0) or 0)
 
 
 def typed(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Watch mode: hooks that look, around the call of every test that is not marked, for its leftovers.
+"""Watch mode: hooks that look, around the call of every test that is not marked, for its leftovers, and hear of the calls that it makes.
 
 Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light modules only: a suite without jax stays one.
 """
@@ -6,19 +6,17 @@ Registered as a plugin of pytest where a run is watched. Like `hooks`, this impo
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import pytest
 
-from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import gathered, options
-from pytest_nnxcheck.plugin.marker import is_test_case
+from pytest_nnxcheck.plugin.watched_calls import CallHooks, Problem
 from pytest_nnxcheck.walk.raw_access import class_name
-from pytest_nnxcheck.watch import leftovers, message, programs
+from pytest_nnxcheck.watch import leftovers, message
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported, Root
 from pytest_nnxcheck.watch.monitor import Monitor
 
@@ -30,12 +28,15 @@ _PATCHES = ("MonkeyPatch", "MockerFixture")
 _result = pytest.StashKey[dict[str, Any]]()
 
 
-def register(config: pytest.Config) -> None:
+def register(config: pytest.Config, problem_of: Problem) -> None:
     """Watch the tests of a run that asks for it. Raises `SettingError` that names the source."""
     mode = options.value(config, "watch")
-    if mode != "off" and not config.option.collectonly:
-        budget = options.value(config, "memory_budget")
-        config.pluginmanager.register(WatchHooks(budget, fails=mode == "fail"), "nnxcheck_watch")
+    if mode == "off" or config.option.collectonly:
+        return
+    calls = CallHooks(config, problem_of, checks=mode == "calls") if mode in ("calls", "list") else None
+    if calls is not None:
+        config.pluginmanager.register(calls, "nnxcheck_calls")
+    config.pluginmanager.register(WatchHooks(calls, fails=mode == "fail"), "nnxcheck_watch")
 
 
 def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
@@ -46,12 +47,10 @@ def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
 class WatchHooks:
     """The hooks of a run that is watched, and what they know so far."""
 
-    def __init__(self, budget: Budget | None, *, fails: bool) -> None:
-        self.fails = fails
-        self.budget = budget
-        self.programs = programs.WatchedPrograms(budget.bytes if budget is not None else None)
+    def __init__(self, calls: CallHooks | None, *, fails: bool) -> None:
+        self.fails, self.calls = fails, calls
         self.reported = Reported()
-        self.monitor = Monitor()
+        self.monitor = Monitor(None if calls is None else calls.recorder.started)
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
         """The values of fixtures that pytest keeps."""
         self.results: dict[str, Mapping[str, Any]] = {}
@@ -72,8 +71,7 @@ class WatchHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
         """Keep the value of a fixture, as long as pytest keeps it."""
-        with self.programs.of(fixture=fixturedef.argname):
-            value = yield
+        value = yield
         self.fixtures[fixturedef] = value
         return value
 
@@ -91,35 +89,25 @@ class WatchHooks:
         if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is not None:
             return (yield)
         set_up_before = set(self.fixtures)
-        first = self._look(item, set_up_before)
+        first = self._look_at(item, self._roots(item, set_up_before))
         before, looks = self.reported.new(first), [first]
         inside: list[Leftover] = []
-        unused: list[programs.UnusedBuffers] = []
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
-            looks.append(leftovers.look(variables.items(), leftovers.of_other_tests(item.instance), self.reported))
+            looks.append(self._look_at(item, variables.items()))
             inside.extend(self.reported.new(looks[-1]))
 
+        functions = leftovers.bodies(item.function)
+        if self.calls is not None:
+            self.calls.of(item, functions)
         try:
-            with (
-                self.programs.of(lambda: self._roots(item, set_up_before)),
-                programs.noted() as unused,
-                self.monitor.of(leftovers.bodies(item.function), at_return),
-            ):
+            with self.monitor.of(functions, at_return):
                 result = yield
             raised = False
         finally:
-            looks.append(self._look(item, set_up_before))
-            left = message.LeftBehind(
-                before,
-                (
-                    *inside,
-                    *self.reported.new(looks[-1]),
-                    *programs.merged(unused, self.programs.unused),
-                    *self.programs.take(),
-                ),
-            )
+            looks.append(self._look_at(item, self._roots(item, set_up_before)))
+            left = message.LeftBehind(before, (*inside, *self.reported.new(looks[-1])))
             self._note(item, left, complete=all(seen.complete for seen in looks))
             if left and (raised or not self.fails):
                 item.add_report_section("call", TITLE, message.message(item.nodeid, left))
@@ -127,16 +115,14 @@ class WatchHooks:
             raise pytest.fail.Exception(message.message(item.nodeid, left), pytrace=False)
         return result
 
-    def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
+    def _look_at(self, item: pytest.Function, roots: Iterable[Root]) -> Look:
         if not leftovers.can_be_there():
             return Look()
         files = leftovers.files_of_test(item.function, item.instance, item.module.__name__)
         # What code outside of the test's file keeps may be the test's own for as long as it is patched.
         is_patched = any(class_name(type(value)) in _PATCHES for value in self.fixtures.values())
         others = leftovers.of_other_tests(item.instance)
-        return leftovers.look(
-            self._roots(item, set_up_before), others, self.reported, files=None if is_patched else files
-        )
+        return leftovers.look(roots, others, self.reported, files=None if is_patched else files)
 
     def _roots(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> list[Root]:
         """The objects that the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""
@@ -152,21 +138,7 @@ class WatchHooks:
             "kinds": list(left.named()),
             "headline": message.headline(left),
             "complete": complete,
-            "to_mark": self._to_mark(item),
-            "unread": self.programs.unread and f"programs were not judged ({self.programs.unread})",
         }
-
-    def _to_mark(self, item: pytest.Function) -> dict[str, str] | None:
-        """The call that a test could be marked for."""
-        call = self.monitor.first_call
-        if call is None or is_test_case(item.cls):
-            return None
-        function = leftovers.bodies(item.function)[-1]
-        if inspect.iscoroutinefunction(function):
-            return None
-        test = f"{item.parent.nodeid if item.parent else ''}::{item.originalname}"
-        place = f"{os.path.relpath(call.file, item.config.rootpath)}:{call.line}"
-        return message.Unmarked(test, message.definition(function), call.type, place, call.name)._asdict()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -183,7 +155,7 @@ class WatchHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather the results, wherever the tests ran."""
         if (wire := getattr(report, _WIRE, None)) is not None:
-            self.results[report.nodeid] = wire if report.passed else {**wire, "to_mark": None}
+            self.results[report.nodeid] = wire
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -195,16 +167,9 @@ class WatchHooks:
             f"{nodeid}  {result['headline']}" for nodeid, result in sorted(self.results.items()) if result["kinds"]
         ]
         partly = sum(not result["complete"] for result in results)
-        missing = [self.monitor.missing, *sorted({result["unread"] for result in results})]
-        if self.budget is not None and self.budget.bytes is None:
-            a_multiple = f"memory_budget {self.budget} is a multiple, which works in marked tests alone"
-            missing.append(f"{a_multiple}: write bytes to bound the programs of other tests")
-        count = message.summary(len(results), partly, kinds, missing)
-        # Of the parameters of a test the first that called a module, in whatever order they ran.
-        found = [result["to_mark"] for _, result in sorted(self.results.items(), reverse=True) if result["to_mark"]]
-        unmarked = sorted({test["test"]: message.Unmarked(**test) for test in found}.values())
-        is_verbose = options.is_verbose(terminalreporter.config)
-        for line in (*lines, count, *message.to_mark(unmarked, all_=is_verbose)):
+        count = message.summary(len(results), partly, kinds, [self.monitor.missing])
+        calls = [] if self.calls is None else self.calls.lines(verbose=options.is_verbose(terminalreporter.config))
+        for line in (*lines, count, *calls):
             terminalreporter.write_line(line)
         if lines and not gathered.is_worker(terminalreporter.config):
             from pytest_nnxcheck.reporting import markdown

@@ -15,7 +15,7 @@ import hypothesis
 
 from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.compat.frames import raised_by_us
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, HANDED, rows_of, styles_of
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import BodyFinished, FindingOnTarget, Outcome, Verdict, nobody
@@ -92,9 +92,6 @@ SHOWN = 4
 """Neighbours that hold and are named in the message: it stays one line."""
 MOST = 12
 """Neighbours that are run at most: each may compile."""
-
-HANDED = ("argument", "functional")
-"""Styles that are tried whatever the settings name: a module that a closure captures can be handed over in these ways."""
 
 STEPS: dict[Verdict, str] = {
     "held": "passes",

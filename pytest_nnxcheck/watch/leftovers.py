@@ -1,5 +1,5 @@
-"""The objects that a test can reach when its call has ended, and the leftovers among them: tracers that graph nodes, or code outside of the test's
-file, hold, and Variables of a trace that has ended.
+"""The objects that a test can reach when its call has ended, and the leftovers among them: tracers that graph nodes, attributes of the user's other objects, or
+code outside of the test's file hold, and Variables of a trace that has ended.
 
 First the frames of the user's code and the roots of a walk, none at the level of the process; `look` walks from them, and `Reported` tells what is new.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
-from pytest_nnxcheck.walk.raw_access import class_dict, class_name, code_names, mro, top_package
+from pytest_nnxcheck.walk.raw_access import class_dict, class_name, code_names, layout, mro, top_package
 
 _MOST = 8
 _CALLERS = ("pytest_pyfunc_call", "pytest_fixture_setup")
@@ -116,6 +116,14 @@ def code_by_file(objects: Iterable[object], files: frozenset[str]) -> tuple[list
     return own, others
 
 
+def instances(objects: Iterable[object]) -> Iterator[tuple[str, object, str]]:
+    """The instances of the user's classes among some objects: name of the class, instance, module that the class is written in."""
+    for value in objects:
+        file = class_dict(type(value)).get("__module__")
+        if type(file) is str and not is_library(file) and not isinstance(value, type):
+            yield class_name(type(value)), value, file
+
+
 def _written(value: Any) -> tuple[str, str]:
     """The module and the qualified name of a function or a class; empty for anything else."""
     file: object
@@ -199,11 +207,11 @@ def look(
 ) -> Look:
     """Walk from the roots, while no trace is under way: every tracer in a graph node is then one of a trace that has ended.
 
-    ``files`` are the modules of the test: what the code of other modules keeps is looked at too. `None` looks at graph nodes alone.
+    ``files`` are the modules of the test: what the code of other modules keeps, and objects beside graph nodes, are looked at too. `None` looks at graph nodes alone.
     Garbage is collected only where something was not ``reported`` yet: in a large process that takes a second.
 
     A suite without flax has no graph nodes: nothing is imported for it. Of a model that is gone the class is there still, with what its code
-    keeps. A tracer that only the test itself keeps, in a list beside the model, is the test's own business.
+    keeps. A tracer that only the test itself keeps, in a list beside the model, is the test's own business; an attribute of an object is not.
     """
     if not can_be_there():
         return Look()
@@ -228,11 +236,18 @@ def _look(roots: tuple[Root, ...], left_out: tuple[object, ...], files: frozense
     leftovers: list[tuple[object, Leftover]] = []
     # From the nodes and the code of other files alone: what else leads to a tracer is the test's own.
     tracers = [*walk(seen.nodes, MOST_OBJECTS, left_out).tracers] if seen.tracers else []
-    if seen.tracers and files is not None:
-        own, others = code_by_file(seen.seen.values(), files)
-        known = {id(leaked.tracer) for leaked in tracers}
+    if seen.tracers:
+        skipped = {*map(id, left_out)}
+        written = (
+            [] if files is None else [*instances(value for value in seen.seen.values() if id(value) not in skipped)]
+        )
+        of_others = [(name, value) for name, value, file in written if file not in (files or ())]
+        held = {id(leaked.tracer) for leaked in walk(of_others, MOST_OBJECTS, left_out).tracers}
+        held |= {id(item) for _, value, _ in written for item in (layout(type(value)).read(value) or {}).values()}
+        objects = [each for each in seen.tracers if id(each.tracer) in held]
+        own, others = ([], []) if files is None else code_by_file(seen.seen.values(), files)
         kept = walk(others, MOST_OBJECTS, (*left_out, *own, *(value for _, value in roots))).tracers
-        tracers += [leaked for leaked in kept if id(leaked.tracer) not in known]
+        tracers = [*{id(leaked.tracer): leaked for leaked in (*kept, *objects, *tracers)}.values()]
     for leaked in tracers:
         found = TracerLeft(leaked.path, leak=leak(leaked, None, _place(leaked.path, kinds)))
         leftovers.append((leaked.tracer, found))

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FunctionType
-from typing import NamedTuple
 
-from pytest_nnxcheck.core.outcome import Finding, uncounted
+from pytest_nnxcheck.core.outcome import uncounted
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, counted, lay_out, some
 from pytest_nnxcheck.invariants.tracers import CURES, PLAIN, MadeInEndedTrace, TracerLeft
-from pytest_nnxcheck.watch.programs import ProgramCopies, ProgramFinding, ProgramOverBudget, UnusedBuffers
+from pytest_nnxcheck.watch.leftovers import Leftover
 
-FEW = 3
-"""The number of tests to mark at the end of a run."""
-
-KINDS: dict[type[Finding], tuple[str, str, str]] = {
+KINDS: dict[type[Leftover], tuple[str, str, str]] = {
     TracerLeft: ("tracers", "tracers in ", "left tracers behind"),
     MadeInEndedTrace: ("pinned", "Variables of a trace that has ended: ", "left Variables of an ended trace behind"),
-    UnusedBuffers: ("donation", "donated for nothing: ", "donated for nothing"),
-    ProgramOverBudget: ("budget", "", "compiled programs over the budget"),
-    ProgramCopies: ("copies", "copied by a program: ", "compiled programs that copy the state"),
 }
 """The name of each kind of finding, and the words for it in the headline of a test and in the last line of a run."""
 
@@ -30,9 +22,9 @@ KINDS: dict[type[Finding], tuple[str, str, str]] = {
 class LeftBehind:
     """The findings of one test."""
 
-    before: tuple[Finding, ...] = ()
+    before: tuple[Leftover, ...] = ()
     """Findings that were there before its call."""
-    added: tuple[Finding, ...] = ()
+    added: tuple[Leftover, ...] = ()
     """Findings that its call added."""
 
     def __bool__(self) -> bool:
@@ -44,12 +36,8 @@ class LeftBehind:
         for kind, (word, *_) in KINDS.items():
             found = [finding for finding in (*self.added, *self.before) if type(finding) is kind]
             if found:
-                named[word] = [name for finding in found[: kind.SHOWN] for name in _names(finding)]
+                named[word] = [finding.path for finding in found[: kind.SHOWN]]
         return named
-
-
-def _names(finding: Finding) -> tuple[str, ...]:
-    return finding.names() if isinstance(finding, UnusedBuffers | ProgramFinding) else (finding.path,)
 
 
 def headline(left: LeftBehind) -> str:
@@ -72,7 +60,7 @@ def _rows(left: LeftBehind) -> Iterator[Row]:
     yield "see", f"{marked} names the smallest failing nesting, and similar ones that pass"
 
 
-def _told(findings: Sequence[Finding]) -> Iterator[Row]:
+def _told(findings: Sequence[Leftover]) -> Iterator[Row]:
     """The rows of findings, kind by kind: the first of each, a count of the others, then last rows and hints, each once."""
     for kind in KINDS:
         found = [finding for finding in findings if type(finding) is kind]
@@ -83,7 +71,7 @@ def _told(findings: Sequence[Finding]) -> Iterator[Row]:
         yield from (("hint", cure) for cure in dict.fromkeys(map(_cure, found)) if cure)
 
 
-def _cure(finding: Finding) -> str:
+def _cure(finding: Leftover) -> str:
     if isinstance(finding, TracerLeft) and finding.leak.holder in PLAIN and not finding.leak.keeper:
         leak = finding.leak
         if leak.place == "module":  # which holds for a module that was captured, too
@@ -98,46 +86,3 @@ def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[st
     text = f"{counted(looked, 'test')} watched: {', '.join(counts) or nothing}"
     text += f"; {partly} checked in part: they reach too many objects" if partly else ""
     return "; ".join([text, *filter(None, missing)])
-
-
-class Unmarked(NamedTuple):
-    """A test that calls a module outside of any transform."""
-
-    test: str
-    """Its id, without parameters."""
-    definition: str
-    """The line that would begin it if it were marked."""
-    type: str
-    """The class of the module."""
-    place: str
-    """``path:line`` of the call."""
-    name: str
-    """The test's name for the module; empty where it has none."""
-
-
-def definition(function: FunctionType) -> str:
-    """The line that begins a test once it takes the fixture: ``def test_block(nnx_wrap, ...):``."""
-    code = function.__code__
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    instance = [name for name in arguments[:1] if name == "self"]
-    others = ["..."] if len(arguments) > len(instance) else []
-    return f"def {function.__name__}({', '.join([*instance, 'nnx_wrap', *others])}):"
-
-
-def to_mark(tests: Sequence[Unmarked], *, all_: bool) -> Iterator[str]:
-    """The first of the tests that could be marked, or ``all_``, and the lines that mark the first."""
-    if not tests:
-        return
-    call = "calls" if len(tests) == 1 else "call"
-    yield f"{counted(len(tests), 'test')} {call} a module outside of any transform, and could be checked under nestings:"
-    shown = tests if all_ else tests[:FEW]
-    yield from (f"  {test.test}  calls {test.type} at {test.place}" for test in shown)
-    if len(tests) > len(shown):
-        yield f"  and {len(tests) - len(shown)} more, see -v"
-    first = tests[0]
-    line, name = first.place.rpartition(":")[2], first.name or "model"
-    which = "" if first.name else " (model: the name of yours)"
-    yield (
-        f"To mark {first.test}, put the marker above it, let it take nnx_wrap, and wrap the module before line {line}{which}:"
-    )
-    yield from (f"    @pytest.mark.{MARKER}", f"    {first.definition}", f"        {name} = nnx_wrap({name})")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import figures, tasks
+from benchmarks import figures, table, tasks
 from benchmarks.children import FACTS, Child, ChildError, Sample, measure, start
 from benchmarks.figures import Ratio, Result, Series
 
@@ -76,7 +76,7 @@ def test_a_run_replaces_its_own_results_and_keeps_the_others(tmp_path):
 
 def test_the_tables_of_the_document_are_those_of_its_data():
     text = command.DOCUMENT.read_text()
-    assert command.in_document(text, figures.load(command.DATA)) == text
+    assert table.put_between(text, table.in_document(figures.load(command.DATA))) == text
 
 
 # --- the children

@@ -144,7 +144,6 @@ def test_a_leaf_that_is_handed_through_comes_from_where_it_came_from(wrapper):
     closed = jax.make_jaxpr(wrapper(jax.checkpoint(applied([("change", 1, 0)]))))(*leaves)
     jaxpr = staging.open_jaxpr(copies.forwarded(closed))
     assert [var is jaxpr.invars[number] for number, var in enumerate(jaxpr.outvars)] == [True, False, True]
-    assert copies.handed_inputs(staging.open_jaxpr(closed)) == {0, 2}
     # A call is inlined: what it hands through costs nothing.
     assert copies.handed_bytes(closed) == (0 if wrapper in (jax.jit, jax.checkpoint) else 2 * 4 * 2 * 4)
 

@@ -11,7 +11,6 @@ from references import needs_refs
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.core.peak import Copies
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
-from pytest_nnxcheck.watch.programs import WatchedPrograms
 from pytest_nnxcheck.xla.buffers import split_of
 
 WIDTH, LAYERS = 256, 8
@@ -103,21 +102,6 @@ class Layers(nnx.Module):
 
     def __call__(self, x):
         return self.loop(self.kernel.get_raw_value(), x)
-
-
-@needs_refs
-@pytest.mark.usefixtures("aliased_bytes", "optimized")
-@pytest.mark.parametrize("jitted", [nnx.jit, jax.jit])
-def test_watch_mode_tells_of_a_scan_over_references_and_of_no_loop_that_indexes(jitted):
-    def watched(loop):
-        model, programs = Layers(loop), WatchedPrograms(None)
-        with programs.of():
-            jitted(lambda model, x: model(x))(model, jnp.ones((4, WIDTH)))
-        assert programs.unread == ""
-        return [(program.leaves, round(program.copied / STACK, 1)) for program in programs.take()]
-
-    assert watched(over_references) == [(("model.kernel",), 1.0)]
-    assert watched(by_index) == []
 
 
 def put_back(stack, x, *, shift):

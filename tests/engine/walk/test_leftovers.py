@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import warnings
 import weakref
 from typing import Any
 
@@ -13,12 +12,11 @@ import jax.numpy as jnp
 import pytest
 from checking import models, some
 from flax import nnx
-from healthy import FLAX, HEALTHY, rngs
+from healthy import FLAX, HEALTHY
 from leaky import LEAKY
 
-from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace
-from pytest_nnxcheck.watch import leftovers, programs
+from pytest_nnxcheck.watch import leftovers
 from pytest_nnxcheck.watch.leftovers import Reported
 
 
@@ -135,46 +133,3 @@ def test_what_is_left_out_is_not_opened():
 
 def test_data_without_end_is_looked_at_in_part():
     assert not left(("data", [[number] for number in range(30_000)])).complete
-
-
-def cast(*dtypes: str) -> Any:
-    return lambda *arrays: [array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
-
-
-@pytest.mark.parametrize(
-    "dtypes, wider",
-    [
-        (("float32", "float32"), {("bfloat16[4]", "float32"): 2}),
-        (("bfloat16", "float32"), {("bfloat16[4]", "float32"): 1}),
-        (("float32", "bfloat16"), {("bfloat16[4]", "float32"): 1}),
-        (("bfloat16", "bfloat16"), {}),
-        (("int8", "float16"), {}),
-    ],
-)
-def test_a_donated_buffer_is_wasted_on_what_is_wider(dtypes, wider):
-    arrays = [jnp.ones(4, jnp.bfloat16)] * 2
-    jaxpr = staging.open_jaxpr(jax.make_jaxpr(cast(*dtypes))(*arrays))
-    assert programs.widened(jaxpr, (True, True)) == wider
-    assert programs.widened(jaxpr, (False, False)) == {}
-
-
-class Two(nnx.Module):
-    def __init__(self):
-        self.a, self.b = nnx.Linear(4, 8, rngs=rngs()), nnx.Linear(8, 8, rngs=rngs())
-
-
-@pytest.mark.parametrize(
-    "step, unused",
-    [
-        (jnp.sum, {"float32[8]": (2, ("model.a.bias", "model.b.bias")), "float32[4,8]": (1, ("model.a.kernel",)), "float32[8,8]": (1, ("model.b.kernel",))}),
-        (lambda array: array * 2, {}),
-    ],
-)  # fmt: skip
-def test_donated_leaves_that_jax_could_not_use_are_named(step, unused):
-    model = Two()
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        with programs.noted() as seen:
-            jax.jit(lambda state: jax.tree.map(step, state), donate_argnums=0)(nnx.state(model))
-    assert {buffers.type: (buffers.count, buffers.leaves) for buffers in seen} == unused
-    assert all("test_leftovers.py:" in buffers.line and buffers.line.endswith("named)") for buffers in seen)

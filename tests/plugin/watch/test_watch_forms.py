@@ -153,9 +153,7 @@ def test_ids_that_other_tools_hold_are_left_to_them(watch):
         for tool in (3, 4):
             sys.monitoring.free_tool_id(tool)
     assert (failed, names) == ([], ["another"] * 2)
-    result.stdout.fnmatch_lines(
-        ["*; local variables of tests, and calls of modules, are not watched: *sys.monitoring*"]
-    )
+    result.stdout.fnmatch_lines(["*; local variables of tests are not watched: *sys.monitoring*"])
 
 
 GONE = """

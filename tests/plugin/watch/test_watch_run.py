@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,15 +71,15 @@ def test_a_marked_test_is_checked_and_not_watched_and_a_path_may_follow_the_opti
     result.stdout.fnmatch_lines(["0 tests watched: tests marked with nnx_invariants are checked instead*"])
 
 
-def test_the_page_shows_the_failure_and_the_last_lines_of_its_suite(pytester, inner_args):
+def test_the_page_shows_the_failures_of_its_suite(pytester, inner_args):
     page = (Path(__file__).parents[3] / "docs" / "watch.md").read_text()
     (suite,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    failure, last_lines = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    left, *of_call = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     pytester.makepyfile(test_net=suite)
-    result = pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", "--nnx-watch")
+    quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(*inner_args, *quiet, "--nnx-watch")
     result.assert_outcomes(passed=2, failed=1)
     # Python 3.11 has no qualified names.
-    message = result.stdout.str().replace(f"{pytester.path}/", "").replace("(__call__)", "(Net.__call__)")
-    assert failure in message
-    if sys.version_info >= (3, 12):  # calls are watched from there on
-        assert last_lines in message
+    assert left in result.stdout.str().replace(f"{pytester.path}/", "").replace("(__call__)", "(Net.__call__)")
+    message = pytester.runpytest_inprocess(*inner_args, *quiet, "--nnx-watch=calls").stdout.str()
+    assert [part for part in of_call if part not in message] == []

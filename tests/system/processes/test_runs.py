@@ -118,37 +118,18 @@ def test_model(number):
 
 MODEL = Net()
 
-def test_large():
-    jax.jit(lambda x: x + x)(jnp.ones((128, 128)))
-
-@pytest.mark.parametrize("rows", range(5))
-def test_to_mark(rows):
-    Net()(jnp.ones((rows, 2)))
 """
 
 
-@pytest.mark.usefixtures("aliased_bytes")
-def test_watched_workers_blame_the_same_tests_and_name_the_same_to_mark(pytester, inner_args):
+def test_watched_workers_blame_the_same_tests(pytester, inner_args):
     pytester.makepyfile(test_left=watched.HEAD + LEFT)
-    pytester.makeini("[pytest]\nnnx_watch = fail\nnnx_memory_budget = 100KiB\n")
+    pytester.makeini("[pytest]\nnnx_watch = fail\n")
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:randomly", "-n2")
     failed = {line.split(" - ")[0].split()[1] for line in result.outlines if line.startswith("FAILED")}
-    assert failed == {"test_left.py::test_model[17]", "test_left.py::test_large"}
+    assert failed == {"test_left.py::test_model[17]"}
     result.stdout.fnmatch_lines(
-        [
-            "test_left.py::test_large  jit__lambda* peaks at 128.0 KiB, over 100.0 KiB",
-            "test_left.py::test_model?17?  tracers in *",
-            "36 tests watched: 1 left tracers behind, 1 compiled programs over the budget*",
-        ]
+        ["test_left.py::test_model?17?  tracers in *", "30 tests watched: 1 left tracers behind*"]
     )
-    if sys.version_info >= (3, 12):  # calls are watched from there on
-        result.stdout.fnmatch_lines(
-            [
-                "1 test calls a module outside of any transform, and could be checked under nestings:",
-                "  test_left.py::test_to_mark  calls Net at test_left.py:40",
-                "To mark test_left.py::test_to_mark, *",
-            ]
-        )
 
 
 def test_workers_say_the_same_of_a_bad_marker(run_inner):
@@ -186,7 +167,7 @@ def test_the_same_verdicts_whatever_runs_them(run_inner, args):
         [
             "*nnx invariants*",
             "test_inner.py::test_holds  40 nestings: 40 passed; worst peak 4.9 KiB (jit > scan > scan > vmap), budget 7.8 KiB",
-            "test_inner.py::test_pair  30 nestings: 2 failed, 28 passed, 13 not run; worst peak *",
+            "test_inner.py::test_pair  30 nestings: 2 failed, 28 passed, 13 not run",
             "FAILED test_inner.py::test_pair - nnx tracers: tracers is broken",
         ]
     )

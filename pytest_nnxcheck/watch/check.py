@@ -1,0 +1,118 @@
+"""Check a call where it is made, before it runs, and leave the test's objects, counters and random numbers as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import hypothesis
+
+from pytest_nnxcheck.api import wrap
+from pytest_nnxcheck.compat import jits, refusals
+from pytest_nnxcheck.core.catalogue import JIT
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.runner import conclude, execution, hypothesis_test
+from pytest_nnxcheck.runner.run import Run
+from pytest_nnxcheck.subject.on_purpose import of_frames, prepared_by
+from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.walk.walk import walk
+from pytest_nnxcheck.watch.calls import SuiteCall
+
+CallVerdict = Literal["checked", "eager", "raises", "makes Variables", "not checked"]
+
+
+class CheckedCall(NamedTuple):
+    """The result of a call that was looked at."""
+
+    verdict: CallVerdict
+    why: str = ""
+    """Why it was not checked."""
+    error: BaseException | None = None
+    """The exception of a check that failed, with its complete message."""
+
+
+def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> CheckedCall:
+    """Check a call. ``may_go_on`` gets whether it is jitted or changes state, and returns why it is not checked; empty if it is."""
+    with unchanged(call), prepared_by(of_frames(call.caller)):
+        subject = wrap(call.subject)
+
+        @hypothesis.settings(database=None, derandomize=True)
+        def body() -> None:
+            subject(*call.args, **call.kwargs)
+
+        built = hypothesis_test.build(body, run, ())
+        mode = run.settings.chosen_modes[0]
+        plain = raised(run, Nesting(mode=mode), body)
+        if isinstance(plain, CheckError):
+            return CheckedCall("not checked", first_line(plain))
+        if plain is not None and not isinstance(plain, InvariantViolation):
+            return CheckedCall("raises", first_line(plain))
+        states = [known.profile.state for known in run.memo.known.values() if known.profile is not None]
+        if run.facts.added or any(state.added or state.removed for state in states):
+            return CheckedCall("makes Variables")
+        if why := may_go_on(call.jitted or any(state.changed for state in states)):
+            return CheckedCall("not checked", why)
+        if plain is None and refusals.asks_for_value(error := raised(run, Nesting((Layer(JIT),), mode), body)):
+            return CheckedCall("eager", first_line(error) if error else "")
+        try:
+            built()
+        except BaseException as error:
+            if execution.passes_through(error):
+                raise
+            return CheckedCall("checked", error=conclude.conclude(error, run))
+        why = conclude.proves_nothing(run)
+        return CheckedCall("not checked" if why else "checked", why)
+
+
+def raised(run: Run, nesting: Nesting, body: Callable[[], None]) -> BaseException | None:
+    """The exception of the call under a nesting. The run remembers it, and does not run the nesting again."""
+    try:
+        run.execute(nesting, body)
+    except BaseException as error:
+        if execution.passes_through(error):
+            raise
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def unchanged(call: SuiteCall) -> Iterator[None]:
+    """Put back what a check changes beside its copies: attributes, globals and caches, mocks, random numbers, what jitted functions have traced, output."""
+    subject = bind(call.subject, call.args, call.kwargs)
+    seen = walk(subject.roots(subject.state))
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    disabled = logging.root.manager.disable
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        jits.traced_anew([call.subject, *seen.seen.values()]),
+    ):
+        warnings.simplefilter("ignore")
+        for _, kind, place, held in seen.places:
+            if any(map(counts, held)):  # what an iterator has given cannot be taken back: the check gets a copy of it
+                kind.write(place, [copy.copy(value) if counts(value) else value for value in held])
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            random.setstate(state)
+            if numpy is not None:
+                numpy.random.set_state(of_numpy)
+            seen.places.restore()
+
+
+def counts(value: object) -> bool:
+    """True for an iterator that can be copied, as `itertools.count`."""
+    return isinstance(value, Iterator) and type(value).__module__ == "itertools"
