@@ -18,7 +18,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MethodType, ModuleType, TracebackType
@@ -468,8 +468,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 # --- its collection by pytest
 
 
-def register(config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: Prepare) -> None:
-    """Collect the checks that a command line names, where it names some. Raises `SettingError`."""
+def register(
+    config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: Prepare, known: Callable[[], Mapping[str, str]]
+) -> None:
+    """Collect the checks that a command line names, where it names some. ``known`` gives the inputs of calls that a suite made. Raises `SettingError`."""
     ids = {arg: match[1] for arg in config.args if (match := re.search(rf"(?:^|[/\\]){CHECK_ID}::(.+)", arg))}
     if not typed and not ids:
         return
@@ -481,14 +483,29 @@ def register(config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: P
     if folder not in sys.path:  # as with ``python -m pytest``
         sys.path.insert(0, folder)
         config.add_cleanup(lambda: sys.path.remove(folder))
-    config.pluginmanager.register(Collection(checks, prepare), "nnxcheck_named")
+    config.pluginmanager.register(Collection(checks, prepare, known), "nnxcheck_named")
 
 
 class Collection:
     """Adds the checks to what a session collects."""
 
-    def __init__(self, checks: Sequence[Named], prepare: Prepare) -> None:
-        self.checks, self.prepare = checks, prepare
+    def __init__(self, checks: Sequence[Named], prepare: Prepare, known: Callable[[], Mapping[str, str]]) -> None:
+        self.checks, self.prepare, self.known = checks, prepare, known
+        self.lines: list[str] = []
+        """Sentences on inputs that nobody typed."""
+
+    @pytest.hookimpl
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Say which inputs come from the calls of a suite."""
+        return self.lines
+
+    def with_inputs(self, named: Named) -> Named:
+        """The check with the inputs of a call that a test of this project made, where none are given."""
+        text = self.known().get(named.name, "") if not named.inputs and not named.problem else ""
+        if not text:
+            return named
+        self.lines.append(f"{CHECK_ID}: {named.name} gets {text}, as a test of this project called it")
+        return replace(named, inputs=tuple(_input(part, "the cache of pytest") for part in _parts(text)))
 
     # Outermost, and first in the list: behind a file with a failure ``--lf`` leaves them out.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -515,7 +532,7 @@ class NamedModule(pytest.Module):
         """Make a test of each check; one that cannot be made, or whose module raises as it is imported, fails as a test. Raises `CollectError`."""
         __tracebackhide__ = True
         for named in self.collection.checks:
-            yield from map(self._item, whole(named))
+            yield from map(self._item, whole(self.collection.with_inputs(named)))
 
     def _item(self, named: Named) -> pytest.Item:
         written, problem = None, None
