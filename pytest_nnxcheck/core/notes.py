@@ -177,7 +177,7 @@ NO_VALUES = (
 # --- facts that nothing judges
 
 FactKind = Literal[
-    "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "attributes, functional", "other draws",
+    "abstract", "partly abstract", "left by eval_shape", "raises un-nested", "raises without jit", "adds state", "added, functional", "attributes, functional", "other draws",
     "decided by rounding", "decided by fusion", "many equations", "number",
     "values are kept", "converted", "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
@@ -187,6 +187,8 @@ FactKind = Literal[
 
 FACTS: dict[FactKind, str] = {
     "partly abstract": "{some} has no values, though the rest of {of} has: the call is traced, and never run",
+    "left by eval_shape": "{some} has a tracer of nnx.eval_shape: the constructor keeps an array there outside of the module's Variables, and"
+    " this call does not read it",
     "abstract": "{all} not asserted: the state or the inputs are abstract, and nothing was run",
     "raises un-nested": "{all} not asserted: the same calls raise un-nested, {of}",
     "raises without jit": "{all} inside the call not asserted: with jax.disable_jit it raises {of}",

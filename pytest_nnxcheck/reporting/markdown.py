@@ -147,7 +147,7 @@ def _with_targets(table: str) -> str:
 def _failing_row(record: Record, *, on_targets: bool) -> str:
     shown = record.shown
     cells = [code(record.head.nodeid), text(record.broken), code(shown.nesting) if shown else "-"]
-    cells += [_bytes(shown.peak), _bytes(shown.budget)] if shown else ["-", "-"]
+    cells += [_bytes(shown.peak), _bytes(shown.budget)] if shown and not shown.is_about_tracers else ["-", "-"]
     return _row([*cells, *([_brief(shown.targets if shown else ())] if on_targets else [])])
 
 

@@ -612,7 +612,8 @@ def head(report: Report) -> Head:
         un_nested_peak=report.un_nested,
         seconds=sum(outcome.seconds for outcome in report.outcomes),
     )
-    return made(Head, plain(replace(found, summary=summary_of(found))))
+    leaked = {violation.invariant for violation in report.violations} == {"tracers"}
+    return made(Head, plain(replace(found, summary=summary_of(found, with_peak=not leaked))))
 
 
 def _shown(value: object) -> str:
@@ -688,12 +689,12 @@ def modes_of(head: Head) -> str:
     return ", ".join(f"{mode} {VERDICTS[verdict]}" for mode, verdict in head.modes.items())
 
 
-def summary_of(head: Head) -> str:
-    """One line: nestings run, their verdicts, the worst peak against its budget, whether the programs fit their targets."""
+def summary_of(head: Head, *, with_peak: bool = True) -> str:
+    """One line: nestings run, their verdicts, the worst peak against its budget (it explains no leak), whether the programs fit their targets."""
     text = "interrupted after " if head.outcome == "interrupted" else ""
     text += f"{counted(sum(head.counts.values()), 'nesting')}: {counts(head.counts) or 'none finished'}"
     text += f", {head.not_run} not run" if head.not_run else ""
-    if head.peak is not None:
+    if with_peak and head.peak is not None:
         budget = f", budget {format_bytes(head.budget)}" if head.budget is not None else ""
         text += f"; worst peak {format_bytes(head.peak)} ({head.peak_nesting}){budget}"
     text += f"; {target_rows.brief(head.targets, why=True)}" if head.targets else ""

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
-from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat import graph, staging
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Leak, Pairs
@@ -67,6 +68,16 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
     inputs = list(zip(subject.input_names, subject.inputs, strict=False))
     roots = [*subject.roots(subject.state), *inputs]
     seen = walk_anew(roots)
+    # A constructor leaves them in the objects that it made. The abstract module has others, and may lead to these.
+    of_eval_shape = seen.tracers if subject.abstract and not graph.is_tracing() else []
+    if of_eval_shape:
+        seen = walk_anew(roots, [left.tracer for left in of_eval_shape])
+        if reads_what_is_left(subject, seen):
+            paths = ", ".join(left.path for left in of_eval_shape[:3])
+            raise CheckError(
+                f"{subject.name} reads an array that a constructor keeps outside of any Variable, where nnx.eval_shape left a tracer,"
+                f" in {paths}: let the constructor keep it in a Variable, or compute it in the call"
+            )
     if seen.tracers:
         return Originals(held=held_before(subject, seen.tracers))
     variables = [(subject.path(path), variable) for path, variable in graph.variables(subject.state)]
@@ -100,6 +111,7 @@ def look_at(subject: Subject, uncomputed: Container[int], *, donates: bool, maps
         notes=(
             *([] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]),
             *([Fact("partly abstract", partly, of=subject.name)] if partly else []),
+            *([Fact("left by eval_shape", tuple(left.path for left in of_eval_shape))] if of_eval_shape else []),
             *(Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in taken_over),
         ),
     )
@@ -110,18 +122,28 @@ def has_no_value(value: Any) -> bool:
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(value))
 
 
+def reads_what_is_left(subject: Subject, before: Walk) -> bool:
+    """True if a trace of the call takes tracers of another trace: jax makes them parameters that nobody passes."""
+    graphdef, leaves = subject.split()
+
+    def call(leaves: Any, inputs: Any) -> Any:
+        return subject.program(nnx.merge(graphdef, leaves), *inputs)
+
+    with subject.undone(subject.state, before):
+        try:
+            traced = jax.jit(call).trace(leaves, subject.inputs)
+        except Exception:  # noqa: BLE001 - the nestings say what the call raises
+            return False
+        return len(staging.open_jaxpr(traced.jaxpr).invars) > len(jax.tree.leaves((leaves, subject.inputs)))
+
+
 def held_before(subject: Subject, tracers: list[FoundTracer]) -> tuple[Leak, ...]:
     """The tracers that the user's objects hold. Raises `CheckError` where the call may be inside the trace that they are of."""
-    if not subject.abstract and not graph.is_tracing():
+    if not graph.is_tracing():
         place_of = places_in(subject, subject.state)
         return tuple(replace(leak(left, None, place_of(left)), before=True) for left in tracers)
     paths = ", ".join(tracer.path for tracer in tracers[:3])
-    from_elsewhere = "the call is made inside a transform. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
-    from_eval_shape = (
-        "the constructor keeps an array there outside of any Variable, and nnx.eval_shape leaves its tracer. Let the constructor not keep it, "
-        "or take it away from the abstract module before nnx_wrap gets it"
-    )
-    reason = from_eval_shape if subject.abstract else from_elsewhere
+    reason = "the call is made inside a transform. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
     raise CheckError(f"{subject.name} holds tracers before the call, in {paths}: {reason}")
 
 

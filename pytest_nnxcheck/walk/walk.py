@@ -29,6 +29,8 @@ class Walk(Visit):
 
     modules: tuple[object, ...]
     """The modules that were imported at the time."""
+    left_out: tuple[object, ...] = ()
+    """Objects that are not opened, whatever leads to them."""
 
     def since(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
         """Walk only new or changed objects. Finds the tracers of a full walk, most under another path. `None` if that is not certain."""
@@ -37,6 +39,7 @@ class Walk(Visit):
         later = Walk(self.classes)
         later.modules, later.keeps_references = self.modules, False
         later.seen.update(self.seen)
+        later.left_out = self.left_out
         try:
             changed = list(self.places.changes())
             # A module, other code or a name that is gone may lead a function to other global names.
@@ -81,7 +84,8 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     Exceptions among the roots come last, so that what only they hold is marked as ``passing``. Raises nothing of its own.
     """
     found = Walk(Classes(openers_for), most)
-    found.seen.update((id(value), value) for value in left_out)
+    found.left_out = tuple(left_out)
+    found.seen.update((id(value), value) for value in found.left_out)
     named = [(Name(name), value) for name, value in roots]
     errors = [issubclass(type(value), BaseException) for _, value in named]
     found.run([root for root, error in zip(named, errors, strict=True) if not error])
@@ -92,9 +96,9 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     return found
 
 
-def walk_anew(roots: list[tuple[str, object]]) -> Walk:
+def walk_anew(roots: list[tuple[str, object]], left_out: Iterable[object] = ()) -> Walk:
     """A walk, and a second one without garbage where that finds tracers."""
-    return without_garbage(lambda: walk(roots), lambda seen: seen.tracers)
+    return without_garbage(lambda: walk(roots, left_out=left_out), lambda seen: seen.tracers)
 
 
 def tracers_left(
@@ -111,7 +115,8 @@ def tracers_since(
     later = None if earlier is None else earlier.since(roots)
     if later is not None and not any(map(matters, later.tracers)):
         return ()
-    return tuple(filter(matters, walk(roots).tracers))
+    left_out = () if earlier is None else earlier.left_out
+    return tuple(filter(matters, walk(roots, left_out=left_out).tracers))
 
 
 def recorded_since(earlier: Walk, roots: Iterable[tuple[str, object]]) -> list[FoundTracer]:

@@ -13,7 +13,7 @@ from flax import nnx
 from healthy import FLAX, HEALTHY, assign, numbers
 from leaky import LEAKY
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import CheckError, check
 
 COMPILED = ["jit > scan", "jit[functional] > vmap[functional] > remat", "jit > call_first"]
 TRACED = ["while_loop > remat", "eval_shape > scan", "vmap[functional] > remat[functional] > jit"]
@@ -96,6 +96,42 @@ def test_a_module_of_which_a_part_has_no_values_is_a_note():
     assert forgotten.notes == (note,)
     for whole in (Net(head()), nnx.eval_shape(lambda: Net(head()))):
         assert check(whole, numbers((3, 4)), nesting="jit").notes == ()
+
+
+class Table:
+    """A plain object with an array that a constructor made."""
+
+    def __init__(self):
+        self.rows = jnp.ones((4,))
+
+
+class WithTable(nnx.Module):
+    def __init__(self, *, reads, keeps=False):
+        self.linear, self.table = nnx.Linear(4, 2, rngs=nnx.Rngs(0)), Table()
+        self.reads, self.keeps = reads, keeps
+
+    def __call__(self, x):
+        y = self.linear(x * self.table.rows if self.reads else x)
+        if self.keeps:
+            self.table.last = y
+        return y
+
+
+@pytest.mark.slow
+def test_an_array_that_a_constructor_keeps_elsewhere_matters_where_the_call_reads_it():
+    inputs = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    unread, read, leaky = (
+        nnx.eval_shape(lambda more=more: WithTable(**more))
+        for more in ({"reads": False}, {"reads": True}, {"reads": False, "keeps": True})
+    )
+    healthy = check(unread, inputs, nesting="jit")
+    assert healthy.ok
+    assert any(note.startswith("model.table.rows has a tracer of nnx.eval_shape") for note in healthy.notes)
+    (kept,) = check(leaky, inputs, nesting="jit").outcomes[0].violations
+    assert kept.invariant == "tracers"
+    assert "model.table.last" in kept.summary
+    with pytest.raises(CheckError, match="outside of any Variable, where nnx.eval_shape left a tracer"):
+        check(read, inputs, nesting="jit")
 
 
 class WithCache(nnx.Module):

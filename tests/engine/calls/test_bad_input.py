@@ -18,7 +18,7 @@ from pytest_nnxcheck.engine.example import Memo
 X = jnp.ones((2, 4))
 
 
-def test_an_abstract_module_whose_constructor_kept_what_it_was_given_is_told_what_to_change():
+def test_what_a_constructor_was_given_and_kept_is_no_leak_of_an_abstract_module():
     class Keeps(nnx.Module):
         def __init__(self, rngs):
             self.settings = Settings({"rngs": rngs})
@@ -32,9 +32,6 @@ def test_an_abstract_module_whose_constructor_kept_what_it_was_given_is_told_wha
             self.given = given
 
     model = nnx.eval_shape(lambda: Keeps(nnx.Rngs(0)))
-    with pytest.raises(CheckError, match=r"in model.settings.given\['rngs'\].*: the constructor keeps an array there"):
-        call(model, X, nesting="jit")
-    model.settings = None
     assert call(model, X, nesting="jit").outcome.verdict == "held"
 
 

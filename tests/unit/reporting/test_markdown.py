@@ -74,9 +74,13 @@ def test_a_run_reads_well(golden):
 
 @pytest.mark.parametrize("invariant, shown", [("memory", True), ("tracers", False)])
 def test_bytes_explain_no_leak(invariant, shown):
-    broken = [documents.outcome("jit", "violated", violations=(Violation(invariant, "it broke"),))]
+    violations = (Violation(invariant, "it broke"),)
+    broken = [documents.outcome("jit", "violated", peak=5000, budget=9000, violations=violations)]
     rows = (("un-nested", "peak 5.0 MiB under a plain jax.jit"),)
-    document = documents.document(documents.ended("t.py::t", broken, end="failed", un_nested_peak=rows))
+    record = documents.ended("t.py::t", broken, end="failed", un_nested_peak=rows)
+    assert ("worst peak 4.9 KiB" in record.head.summary) == shown
+    document = documents.document(record)
+    assert ("| 4.9 KiB | 8.8 KiB |" in markdown.render(document)) == shown
     assert ["peak 5.0 MiB" in page.render(document) for page in (markdown, html_page)] == [shown, shown]
 
 
