@@ -25,7 +25,7 @@ def called_jit(frame: FrameType) -> Any:
         return owner if type(owner).__name__ in _JITTED else None
     if code.co_name == "update_context_manager_wrapper":
         function = function_of(frame)
-        return function if hasattr(function, "inner") else None
+        return function if is_jitted(getattr(function, "inner", None)) else None
     return None
 
 
@@ -55,6 +55,11 @@ def function_in(jitted: Any) -> Any:
     return getattr(jitted, "__wrapped__", None) or getattr(jitted, "fun", jitted)
 
 
+def is_jitted(value: Any) -> bool:
+    """True for a function of `jax.jit`, whose type has no public name. All versions."""
+    return type(value).__name__ == "PjitFunction"
+
+
 @contextlib.contextmanager
 def traced_anew(objects: Iterable[Any]) -> Iterator[None]:
     """Let jitted functions among some objects that nobody has called forget, at the end, what they traced meanwhile: a test may count its traces.
@@ -63,7 +68,7 @@ def traced_anew(objects: Iterable[Any]) -> Iterator[None]:
     All versions.
     """
     jits = [getattr(each, "jitted_fn", None) or getattr(each, "inner", None) or each for each in objects]
-    unused = [jit for jit in jits if type(jit).__name__ == "PjitFunction" and not jit._cache_size()]
+    unused = [jit for jit in jits if is_jitted(jit) and not jit._cache_size()]
     try:
         yield
     finally:

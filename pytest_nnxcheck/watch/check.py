@@ -12,16 +12,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-import hypothesis
-
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.compat import jits, refusals
 from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.runner import conclude, execution, hypothesis_test
-from pytest_nnxcheck.runner.run import Run
+from pytest_nnxcheck.runner import conclude, execution
+from pytest_nnxcheck.runner.run import Run, Sweep, sweep
 from pytest_nnxcheck.subject.on_purpose import of_frames, prepared_by
 from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.walk.walk import walk
@@ -45,11 +43,9 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
     with unchanged(call), prepared_by(of_frames(call.caller)):
         subject = wrap(call.subject)
 
-        @hypothesis.settings(database=None, derandomize=True)
         def body() -> None:
             subject(*call.args, **call.kwargs)
 
-        built = hypothesis_test.build(body, run, ())
         mode = run.settings.chosen_modes[0]
         plain = raised(run, Nesting(mode=mode), body)
         if isinstance(plain, CheckError):
@@ -64,7 +60,8 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
         if plain is None and refusals.asks_for_value(error := raised(run, Nesting((Layer(JIT),), mode), body)):
             return CheckedCall("eager", first_line(error) if error else "")
         try:
-            built()
+            # Without hypothesis, which refuses a test inside of a test of its own: a sweep is all that is asked for.
+            sweep(run, Sweep(run.settings), body)
         except BaseException as error:
             if execution.passes_through(error):
                 raise

@@ -13,6 +13,8 @@ import random
 import unittest
 from unittest import mock
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,7 +130,7 @@ def test_planted_bugs_are_found_and_the_tests_pass(calls):
             "  tracers     tracers remain in causal.cache[[]2[]]",
             "  replay      pytest test_suite.py::test_cached --nnx-watch=calls --nnx-nesting jit",
             "  call        test_suite.Attention.scores(f32[[]2,4[]]), made by",
-            "              test_suite.py::test_cached at line 50, and 1 other",
+            "              test_suite.py::test_cached at line 52, and 1 other",
             "  to keep it",
             "    @pytest.mark.nnx_invariants",
             "    def test_cached(nnx_wrap):",
@@ -216,6 +218,11 @@ def test_traces():
         step(net, jnp.ones((rows, 4)))
     assert traces == 2
 
+@hypothesis.given(st.integers(1, 2))
+@hypothesis.settings(max_examples=3, deadline=None, database=None)
+def test_drawn(rows):
+    assert linear()(jnp.ones((rows, 4))).shape == (rows, 4)
+
 def test_random_streams():
     first, second = (nnx.Dropout(0.5, rngs=nnx.Rngs(1)) for _ in range(2))
     assert (first(X) == second(X)).all() and not (first(X + 1) == second(X)).all()
@@ -269,7 +276,7 @@ def test_a_list_checks_nothing(calls):
     result.assert_outcomes(passed=7)
     result.stdout.fnmatch_lines(
         [
-            "nnx-call::test_suite.Attention.scores(f32(2,4))  made at test_suite.py:50",
+            "nnx-call::test_suite.Attention.scores(f32(2,4))  made at test_suite.py:52",
             "nnx-call::test_suite.Checked(f32(2,4))  made at test_suite.py:*",
             "5 distinct calls",
         ]
