@@ -18,7 +18,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MethodType, ModuleType, TracebackType
@@ -92,7 +92,7 @@ class Named:
 
     @property
     def name(self) -> str:
-        return f"{self.module}:{self.path}" if self.module else self.path
+        return ":".join(filter(None, [self.module, self.path]))
 
     @property
     def spelled(self) -> str:
@@ -177,9 +177,9 @@ def _read(text: str) -> Named:
         raise SettingError(
             f"{origin}: {text!r} is a file, write its module: {guess or 'module'}:{path.strip(':') or 'Name'}"
         )
-    problem = "is not a module and a name" if colon else "has no colon"
-    if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
-        raise SettingError(f"{origin}: {text!r} {problem}, write package.module:Name, or package.module:Class.method")
+    if not all(part.isidentifier() for part in (*module.split("."), *(path.split(".") if colon else ()))):
+        write = "write package.module:Name, or package.module:Class.method"
+        raise SettingError(f"{origin}: {text!r} is not a module and a name, {write}")
     if bracket and not rest.endswith(")"):
         raise SettingError(
             f"{origin}: {text!r} has no ')' at its end, write {name} with {flag('inputs')} or {flag('build')}"
@@ -257,6 +257,10 @@ class Written:
         """Import what is named, and write its test. Raises `CheckError`, or the exception of the user's module as it is imported."""
         if named.problem:
             raise CheckError(named.problem)
+        if not named.path:
+            raise named.error(
+                f"it has no function {CHECKS}..., write {named.module}:Name, or {named.module}:Class.method"
+            )
         builder, path, method = find(named)
         is_class = isinstance(builder, type)
         is_case = bool(named.build) and isinstance(ast.parse(named.build, mode="eval").body, ast.Tuple | ast.List)
@@ -349,6 +353,22 @@ def shapes_of(case: Any) -> list[Any]:
 
     values = {**nnx.eval_shape(arrays), **fixed}
     return [values[number] for number in sorted(values)]
+
+
+CHECKS = "check_"
+"""The start of the names of the functions that are checked where a module alone is named."""
+
+
+def whole(named: Named) -> Sequence[Named]:
+    """The checks of a module that is named alone; else the one check, also where the module has none, or cannot be imported."""
+    if named.path or named.problem:
+        return (named,)
+    try:
+        module = _import(named)
+    except Exception:  # noqa: BLE001 - it is imported again, where its exception counts
+        return (named,)
+    names = [name for name, value in vars(module).items() if name.startswith(CHECKS) and inspect.isfunction(value)]
+    return [replace(named, path=name) for name in names] or (named,)
 
 
 def find(named: Named) -> tuple[Any, str, str]:
@@ -448,8 +468,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 # --- its collection by pytest
 
 
-def register(config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: Prepare) -> None:
-    """Collect the checks that a command line names, where it names some. Raises `SettingError`."""
+def register(
+    config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: Prepare, known: Callable[[], Mapping[str, str]]
+) -> None:
+    """Collect the checks that a command line names, where it names some. ``known`` gives the inputs of calls that a suite made. Raises `SettingError`."""
     ids = {arg: match[1] for arg in config.args if (match := re.search(rf"(?:^|[/\\]){CHECK_ID}::(.+)", arg))}
     if not typed and not ids:
         return
@@ -461,14 +483,29 @@ def register(config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: P
     if folder not in sys.path:  # as with ``python -m pytest``
         sys.path.insert(0, folder)
         config.add_cleanup(lambda: sys.path.remove(folder))
-    config.pluginmanager.register(Collection(checks, prepare), "nnxcheck_named")
+    config.pluginmanager.register(Collection(checks, prepare, known), "nnxcheck_named")
 
 
 class Collection:
     """Adds the checks to what a session collects."""
 
-    def __init__(self, checks: Sequence[Named], prepare: Prepare) -> None:
-        self.checks, self.prepare = checks, prepare
+    def __init__(self, checks: Sequence[Named], prepare: Prepare, known: Callable[[], Mapping[str, str]]) -> None:
+        self.checks, self.prepare, self.known = checks, prepare, known
+        self.lines: list[str] = []
+        """Sentences on inputs that nobody typed."""
+
+    @pytest.hookimpl
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Say which inputs come from the calls of a suite."""
+        return self.lines
+
+    def with_inputs(self, named: Named) -> Named:
+        """The check with the inputs of a call that a test of this project made, where none are given."""
+        text = self.known().get(named.name, "") if not named.inputs and not named.problem else ""
+        if not text:
+            return named
+        self.lines.append(f"{CHECK_ID}: {named.name} gets {text}, as a test of this project called it")
+        return replace(named, inputs=tuple(_input(part, "the cache of pytest") for part in _parts(text)))
 
     # Outermost, and first in the list: behind a file with a failure ``--lf`` leaves them out.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -495,20 +532,23 @@ class NamedModule(pytest.Module):
         """Make a test of each check; one that cannot be made, or whose module raises as it is imported, fails as a test. Raises `CollectError`."""
         __tracebackhide__ = True
         for named in self.collection.checks:
-            written, problem = None, None
-            try:
-                written = Written.of(named)
-            except Exception as error:  # noqa: BLE001 - of a check, or of the user's module: the others run all the same
-                error.__traceback__ = users_part(error.__traceback__)
-                no_line = error.__traceback__ is None  # of the module ran, as with a syntax error
-                text = "".join(traceback.format_exception_only(error)).rstrip()
-                problem = CheckError(text) if no_line and not isinstance(error, CheckError) else error
-            # Where pytest looks for the function of an item.
-            setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(written.test() if written else never))
-            item: NamedItem = NamedItem.from_parent(self, name=named.label)
-            item.named, item.written, item.problem = named, written, problem
-            self.collection.prepare(item, self.CollectError)
-            yield item
+            yield from map(self._item, whole(self.collection.with_inputs(named)))
+
+    def _item(self, named: Named) -> pytest.Item:
+        written, problem = None, None
+        try:
+            written = Written.of(named)
+        except Exception as error:  # noqa: BLE001 - of a check, or of the user's module: the others run all the same
+            error.__traceback__ = users_part(error.__traceback__)
+            no_line = error.__traceback__ is None  # of the module ran, as with a syntax error
+            text = "".join(traceback.format_exception_only(error)).rstrip()
+            problem = CheckError(text) if no_line and not isinstance(error, CheckError) else error
+        # Where pytest looks for the function of an item.
+        setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(written.test() if written else never))
+        item: NamedItem = NamedItem.from_parent(self, name=named.label)
+        item.named, item.written, item.problem = named, written, problem
+        self.collection.prepare(item, self.CollectError)
+        return item
 
 
 def never(nnx_wrap: Any) -> None:

@@ -27,13 +27,15 @@ PACKAGES: dict[str, Owner] = {
     "flax": "flax",
     "pytest_nnxcheck": "ours",
 }
+DEMO = "pytest_nnxcheck.demo"
+"""The one module of ours that is code as the user's: it is checked."""
 """Top-level packages whose code is not the user's. Other installed packages are not here: users test them. An object of these packages
 is opened if it holds state, such as a seed generator of Keras that a module keeps: see `openers.holds_state`."""
 
 
 def owner(module: object) -> Owner:
     """The owner of a module, or of a part of it, by its dotted name; what is no name is the user's."""
-    return PACKAGES.get(module.partition(".")[0], "user") if type(module) is str else "user"
+    return PACKAGES.get(module.partition(".")[0], "user") if type(module) is str and module != DEMO else "user"
 
 
 def is_library(module: object) -> bool:
@@ -56,6 +58,8 @@ def of_file(file: str) -> Owner:
     """The owner of a file; generated code is Python's. Packages that `PACKAGES` only names are installed, as all others are."""
     if file.startswith("<"):
         return "python"
+    if file.endswith(str(Path(*DEMO.split(".")).with_suffix(".py"))):
+        return "user"
     for directory, whose in _directories():
         if file.startswith(directory):
             return whose

@@ -8,6 +8,7 @@ PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite, and an 
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import os
 from collections.abc import Generator, Iterable
@@ -98,8 +99,9 @@ def _register_parts(config: pytest.Config) -> None:
     named = options.named(config)
     if named or any(f"{CHECK_ID}::" in arg for arg in config.args):
         from pytest_nnxcheck.named import register
+        from pytest_nnxcheck.plugin import cache
 
-        register(config, named, _resolve_settings)
+        register(config, named, _resolve_settings, functools.partial(cache.inputs_of_calls, config))
     if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
         from pytest_nnxcheck.plugin import reports
 

@@ -49,6 +49,7 @@ class CallResult:
     """The call as one writes it."""
     target: str
     inputs: str
+    """Its arguments as ``--nnx-inputs`` takes them, where it can."""
     digest: str
     verdict: str
     why: str = ""
@@ -116,7 +117,7 @@ class CallHooks:
     def _found(self, call: SuiteCall, is_first: bool) -> None:
         test = gathered.nodeid(self.item)
         if is_first:
-            result = CallResult(call.name, call.text, call.target, call.inputs, call.digest, "listed")
+            result = CallResult(call.name, call.text, call.target, ";".join(call.inputs), call.digest, "listed")
             result.place = call.caller.f_code.co_filename, call.caller.f_lineno
             if any(other.name == result.name for other in self.results.values()):
                 result.name += f"-{call.digest}"

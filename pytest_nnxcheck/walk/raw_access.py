@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import CellType, CodeType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from pytest_nnxcheck.compat.owner import is_library
+from pytest_nnxcheck.compat.owner import DEMO, is_library
 
 MISSING: Any = object()
 
@@ -44,7 +44,7 @@ def top_package(cls: type) -> str:
         return ""
     if type(module) is not str or (module in _MAKERS and class_name(cls) not in _module_dict(sys.modules[module])):
         return ""
-    return module.partition(".")[0]
+    return module if module == DEMO else module.partition(".")[0]
 
 
 def module_namespace(value: object) -> dict[str, Any] | None:

@@ -41,8 +41,8 @@ class SuiteCall:
     kwargs: dict[str, Any]
     target: str
     """The name of its function, as ``package.models:Block.decode``."""
-    inputs: str
-    """Its arguments beside the module: ``f32[8,64], train=False``."""
+    inputs: tuple[str, ...]
+    """Its arguments beside the module: ``f32[8,64]`` and ``train=False``."""
     caller: FrameType
     """The user's frame that makes it."""
     jitted: bool
@@ -53,7 +53,7 @@ class SuiteCall:
     @property
     def text(self) -> str:
         """The call as one writes it."""
-        return f"{self.target.replace(':', '.')}({self.inputs})"
+        return f"{self.target.replace(':', '.')}({', '.join(self.inputs)})"
 
     @property
     def name(self) -> str:
@@ -186,7 +186,7 @@ class Recorder:
             return
         if jitted is None:
             args, kwargs = as_written(subject, args, kwargs)
-        spelled = ", ".join([*map(spell, args), *(f"{name}={spell(value)}" for name, value in kwargs.items())])
+        spelled = (*map(spell, args), *(f"{name}={spell(value)}" for name, value in kwargs.items()))
         try:
             key = (*key_of(subject, tuple(args), kwargs, all_shapes=self.all_shapes),)
         except CheckError:  # nothing that a transform can take

@@ -20,7 +20,7 @@ def marked_test(call: SuiteCall) -> str:
             return text
     module, _, path = call.target.partition(":")
     name = re.sub(r"\W+", "_", path).lower()
-    return f"from {module} import {path.partition('.')[0]}\n\n@pytest.mark.{MARKER}\ndef test_{name}(nnx_wrap):\n    nnx_wrap(...)(...)  # {path}({call.inputs})"
+    return f"from {module} import {path.partition('.')[0]}\n\n@pytest.mark.{MARKER}\ndef test_{name}(nnx_wrap):\n    nnx_wrap(...)(...)  # {call.text}"
 
 
 def from_source(frame: FrameType) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flax
 import pytest
 
 MODELS = '''
@@ -428,7 +429,6 @@ def test_a_run_without_the_checks_does_not_call_their_entries_stale(named, pytes
 
 CHECK, WRONG = "--nnx-check={}".format, "--nnx-inputs={}".format
 STOPPED = [
-    ([CHECK("models")], "--nnx-check: 'models' has no colon, write package.module:Name*"),
     ([CHECK("models:")], "--nnx-check: 'models:' is not a module and a name, write package.module:Name*"),
     ([CHECK("a-b:C")], "--nnx-check: 'a-b:C' is not a module and a name*"),
     ([CHECK("src/models.py::Block")], "*is a file, write its module: src.models:Block"),
@@ -496,13 +496,16 @@ def test_a_name_in_build_that_the_module_has_not(named):
 
 
 WRONG_ONES = {
-    "mistyped": (["--nnx-check=models"], "option --nnx-check: 'models' has no colon, *"),
+    "mistyped": (["--nnx-check=models"], "option --nnx-check models: it has no function check_..., write models:Name*"),
     "misspelt": (["--nnx-check=models:Blok"], "option --nnx-check models:Blok: models has no 'Blok', *"),
     "incomplete": (["--nnx-check=models:Block"], "option --nnx-check models:Block: Block.__call__ takes x, scale; *"),
     "bad inputs": ([*BLOCK[:1], "--nnx-inputs=fp32[2]"], "option --nnx-inputs: 'fp32[[]2]' has an unknown dtype *"),
     "bad build": ([*BLOCK[:1], "--nnx-build=B("], "option --nnx-build: 'B(' is not an expression of Python *"),
     "does not import": (["--nnx-check=failing:x"], "E *RuntimeError: no config"),
-    "a wrong id": (["nnx-check::models"], "option --nnx-check: 'models' has no colon, *"),
+    "a wrong id": (
+        ["nnx-check::models"],
+        "option --nnx-check models: it has no function check_..., write models:Name*",
+    ),
 }
 
 
@@ -601,3 +604,40 @@ def test_a_module_with_a_syntax_error_shows_the_error_alone(named, pytester):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*unclosed.py*, line 1", "SyntaxError: *", "option --nnx-check models:Blok: *"])
     assert "runner.py" not in result.stdout.str()
+
+
+def test_a_module_alone_is_checked_by_its_functions_of_that_name(named, pytester):
+    pytester.makepyfile(cases="from models import case\n\ncheck_one = case\n\ndef check_two():\n    return case()\n")
+    result = named("--nnx-check=cases", JIT)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["nnx-check::cases:check_one  *", "nnx-check::cases:check_two  *"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(flax.__version__ == "0.10.2", reason="before, a scan inside of a captured module leaks")
+def test_the_demo_shows_a_bug_and_its_cure(named):
+    result = named("--nnx-check", "pytest_nnxcheck.demo", "--nnx-effort=quick")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E     memory      the program holds 1.00 extra copies of its state*",
+            "E     line        *demo.py:*",
+            "nnx-check::pytest_nnxcheck.demo:check_remat_without_updates  *",
+            "FAILED nnx-check::pytest_nnxcheck.demo:check_remat - nnx memory: *",
+        ]
+    )
+
+
+def test_the_inputs_of_a_call_that_a_suite_made_are_used(named, pytester):
+    pytester.makepyfile(
+        test_block="import jax.numpy as jnp\nfrom flax import nnx\nfrom models import Block\n\ndef test_block():\n    Block(rngs=nnx.Rngs(0))(jnp.ones((3, 4)))\n"
+    )
+    named("test_block.py", "--nnx-watch=list")
+    result = named("--nnx-check=models:Block", JIT)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "nnx-check: models:Block gets f32[[]3,4], as a test of this project called it",
+            "nnx-check::models:Block(f32(3,4))  *",
+        ]
+    )
