@@ -1,7 +1,8 @@
-"""Qwen3 8B and Llama 3.1 8B of google-tunix at full depth, over 16 chips: adamw, LoRA, prefill and decoding. Nothing is allocated.
+"""Qwen3 8B and Llama 3.1 8B of google-tunix at full depth, over 16 chips: a step of adamw, and decoding.
 
 Run it with ``pytest examples/real_size/tunix_models.py --nnx-devices 16 --nnx-target v5e,v5p,h100``, with google-tunix installed. The
-package shards its own parameters and activations, the latter on a TPU or GPU alone: the targets judge that branch.
+package shards its own parameters and activations, the latter on a TPU or GPU alone: the targets judge that branch. Nothing is allocated. The training
+steps take minutes, since the package unrolls its layers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 FSDP, TENSOR = 8, 2
 BATCH, LENGTH = 16, 2048
 FAMILIES = {"qwen3": ("Qwen3", "qwen3_8b"), "llama3": ("Llama3", "llama3p1_8b")}
-ADAPTED = ".*(q_proj|kv_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 Wrap = Callable[[Any], Callable[..., Any]]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A subject and its arguments, abstract."""
@@ -60,20 +60,17 @@ def texts(mesh: Any) -> tuple[Any, ...]:
     return ids, ids, sharded(mesh, BATCH, LENGTH, LENGTH, dtype=bool)
 
 
-def step_of(wrt: Any) -> Callable[..., Any]:
-    """A training step by the gradients of some Variables."""
+def step(model: Any, optimizer: Any, tokens: Any, positions: Any, mask: Any) -> Any:
+    """A training step."""
 
-    def step(model: Any, optimizer: Any, tokens: Any, positions: Any, mask: Any) -> Any:
-        def loss_of(model: Any) -> Any:
-            logits, _ = model(tokens, positions, None, mask)
-            logits = logits[:, :-1].astype(jnp.float32)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+    def loss_of(model: Any) -> Any:
+        logits, _ = model(tokens, positions, None, mask)
+        logits = logits[:, :-1].astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
-        loss, gradients = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, wrt))(model)
-        optimizer.update(model, gradients)
-        return loss
-
-    return step
+    loss, gradients = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, gradients)
+    return loss
 
 
 def adamw(family: str, mesh: Any) -> Call:
@@ -83,20 +80,7 @@ def adamw(family: str, mesh: Any) -> Call:
         model = rematerialized(family)()
         return model, nnx.Optimizer(model, optax.adamw(1e-5), wrt=nnx.Param)
 
-    return step_of(nnx.Param), (*nnx.eval_shape(make), *texts(mesh))
-
-
-def lora(family: str, mesh: Any) -> Call:
-    """A step of adamw on adapters of rank 16."""
-    qwix = importlib.import_module("qwix")
-
-    def make() -> Any:
-        one, provider = jnp.ones((FSDP, 1), jnp.int32), qwix.LoraProvider(module_path=ADAPTED, rank=16, alpha=16.0)
-        inputs = (one, one, None, jnp.ones((FSDP, 1, 1), bool))
-        model = qwix.apply_lora_to_model(rematerialized(family)(), provider, *inputs, rngs=nnx.Rngs(0))
-        return model, nnx.Optimizer(model, optax.adamw(1e-4), wrt=nnx.LoRAParam)
-
-    return step_of(nnx.LoRAParam), (*nnx.eval_shape(make), *texts(mesh))
+    return step, (*nnx.eval_shape(make), *texts(mesh))
 
 
 class WithCache(nnx.Module):
@@ -115,14 +99,10 @@ def cached(family: str, mesh: Any) -> WithCache:
     """A model with a cache of all texts, cut over both axes of the mesh."""
     model = nnx.eval_shape(maker(family))
     heads, width = model.config.num_kv_heads, model.config.head_dim
-    whole = sharded(mesh, BATCH, LENGTH, heads, width, dtype=jnp.bfloat16, axes=("fsdp", None, "tp"))
+    dtype = jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype
+    whole = sharded(mesh, BATCH, LENGTH, heads, width, dtype=dtype, axes=("fsdp", None, "tp"))
     layer = {"k": whole, "v": whole, "end_index": sharded(mesh, BATCH)}
     return WithCache(model, {f"layer_{number}": dict(layer) for number in range(model.config.num_layers)})
-
-
-def prefill(family: str, mesh: Any) -> Call:
-    """The cache filled with 16 texts of 2048 tokens."""
-    return cached(family, mesh), texts(mesh)
 
 
 def decode(family: str, mesh: Any) -> Call:
@@ -131,7 +111,7 @@ def decode(family: str, mesh: Any) -> Call:
     return cached(family, mesh), (one, one, sharded(mesh, BATCH, 1, LENGTH, dtype=bool))
 
 
-CALLS = {"adamw": adamw, "lora": lora, "prefill": prefill, "decode": decode}
+CALLS = {"adamw": adamw, "decode": decode}
 
 
 @pytest.fixture
