@@ -6,16 +6,14 @@ First the frames of the user's code and the roots of a walk, none at the level o
 
 from __future__ import annotations
 
-import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 from pytest_nnxcheck.compat.owner import is_library, is_of_jax_or_flax, of_frame
-from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.tracers import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.walk.raw_access import class_dict, class_name, code_names, layout, mro, top_package
 
@@ -36,12 +34,6 @@ def inside_a_transform(frame: FrameType) -> bool:
     return any(map(is_of_jax_or_flax, callers(frame)))
 
 
-def frame_of_test(frame: FrameType, code: CodeType) -> FrameType | None:
-    """The frame of a test's function, by its code, that led to a frame; none where a fixture is in between, which the test asked for by name."""
-    inner = itertools.takewhile(lambda outer: outer.f_code.co_name not in _CALLERS, callers(frame))
-    return next((outer for outer in inner if outer.f_code is code), None)
-
-
 def of_user(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames that are the user's, the innermost first, up to where pytest called."""
     count = 0
@@ -50,19 +42,6 @@ def of_user(frame: FrameType | None) -> Iterator[FrameType]:
             count += 1
             yield frame
         frame = frame.f_back
-
-
-def line(users: list[FrameType]) -> str:
-    """``path:line (function)`` of the innermost; nothing where there is none."""
-    if not users:
-        return ""
-    code = users[0].f_code
-    return near(f"{code.co_filename}:{users[0].f_lineno} ({code.co_name})")
-
-
-def local_variables(users: Iterable[FrameType]) -> list[Root]:
-    """The roots of a walk; pytest keeps parts of an assertion under names that start with ``@``."""
-    return [root for frame in users for root in frame.f_locals.items() if not root[0].startswith("@")]
 
 
 Root = tuple[str, object]
