@@ -176,6 +176,8 @@ class Recorder:
             args = args[1:]
             subject = owner if name == "__call__" else getattr(owner, name)
             target = f"{type(owner).__module__}:{class_name(type(owner))}" + f".{name}" * (name != "__call__")
+        elif jitted is None and frame.f_back is not None and of_frame(frame.f_back) in ("jax", "flax"):
+            return  # a callback that flax calls, such as that of `nnx.recursive_map`
         else:
             subject = subject if jitted is not None else jits.function_of(frame)
             function = jits.function_in(subject)

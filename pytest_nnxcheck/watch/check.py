@@ -57,8 +57,10 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
             return CheckedCall("makes Variables")
         if why := may_go_on(call.jitted or any(state.changed for state in states)):
             return CheckedCall("not checked", why)
-        if plain is None and refusals.asks_for_value(error := raised(run, Nesting((Layer(JIT),), mode), body)):
-            return CheckedCall("eager", first_line(error) if error else "")
+        error = raised(run, Nesting((Layer(JIT),), mode), body) if plain is None else None
+        # Nobody said that it can be traced: it reads values, or captures a module that was made outside.
+        if error is not None and (refusals.asks_for_value(error) or refusals.is_refusal(error)):
+            return CheckedCall("eager", first_line(error))
         try:
             # Without hypothesis, which refuses a test inside of a test of its own: a sweep is all that is asked for.
             sweep(run, Sweep(run.settings), body)

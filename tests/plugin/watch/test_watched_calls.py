@@ -91,6 +91,9 @@ class Checked(nnx.Module):
             raise ValueError("negative")
         return self.size(x)
 
+def test_callback():
+    nnx.recursive_map(lambda path, node: node, Probe()) if hasattr(nnx, "recursive_map") else None
+
 def test_eager():
     assert Checked()(X)
     with pytest.raises(ValueError):
@@ -124,7 +127,7 @@ BROKEN = {
 def test_planted_bugs_are_found_and_the_tests_pass(calls):
     result = calls(PLANTED, "-vv")
     assert failed(result) == BROKEN
-    result.assert_outcomes(passed=7 + 2, failed=3, skipped=1)
+    result.assert_outcomes(passed=8 + 2, failed=3, skipped=1)
     result.stdout.fnmatch_lines(
         [
             "  tracers     tracers remain in causal.cache[[]2[]]",
@@ -148,7 +151,7 @@ def test_planted_bugs_are_found_and_the_tests_pass(calls):
 def test_workers_find_the_same(calls):
     result = calls(PLANTED, "-n2", how="subprocess")
     assert failed(result) == BROKEN
-    result.assert_outcomes(passed=7 + 2, failed=3, skipped=1)
+    result.assert_outcomes(passed=8 + 2, failed=3, skipped=1)
     result.stdout.fnmatch_lines(["6 distinct calls: 2 passed, 3 failed, 1 eager"])
 
 
@@ -163,7 +166,7 @@ def test_lf_makes_a_call_that_failed_again(calls):
 def test_a_known_failure_of_a_call_is_expected(calls, pytester):
     pytester.makefile(".toml", known='["nnx-call::*Probe*"]\ntracers = "a log"\n')
     result = calls(PLANTED, "-k", "list or healthy", "--nnx-expected-failures=known.toml")
-    result.assert_outcomes(passed=2 + 2, deselected=5)
+    result.assert_outcomes(passed=2 + 2, deselected=6)
     result.stdout.fnmatch_lines(["*Probe*15 expected to fail*"])
 
 
@@ -267,13 +270,13 @@ def test_a_test_sees_nothing_of_the_checks_of_its_calls(calls):
 
 def test_time_that_is_over_is_said_and_skips_the_calls(calls):
     result = calls(PLANTED, "--nnx-watch-seconds=0")
-    result.assert_outcomes(passed=7, skipped=5)
+    result.assert_outcomes(passed=8, skipped=5)
     result.stdout.fnmatch_lines(["*5 distinct calls: 5 not checked in 0 s"])
 
 
 def test_a_list_checks_nothing(calls):
     result = calls(PLANTED, option="--nnx-watch=list")
-    result.assert_outcomes(passed=7)
+    result.assert_outcomes(passed=8)
     result.stdout.fnmatch_lines(
         [
             "nnx-call::test_suite.Attention.scores(f32(2,4))  made at test_suite.py:52",
