@@ -12,10 +12,10 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FrameType, FunctionType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import Any
 
-from pytest_nnxcheck.compat.owner import of_frame
+from pytest_nnxcheck.compat.owner import Owner, of_frame
 from pytest_nnxcheck.core.settings import CALL_ID
 from pytest_nnxcheck.core.text import DTYPES
 from pytest_nnxcheck.walk.raw_access import class_dict, class_name, mro
@@ -99,7 +99,7 @@ class Recorder:
 
     def started(self, frame: FrameType) -> bool:
         """Hear of the start of a function. Returns False for code that is called by no test, as a call of a model."""
-        code, whose = frame.f_code, of_frame(frame)
+        code, whose = frame.f_code, writer(frame)
         is_jit = whose == "flax" and code.co_name in ("__call__", "update_context_manager_wrapper")
         if not (is_jit or (whose == "user" and may_be_called(code))):
             return False
@@ -139,7 +139,7 @@ class Recorder:
         return True
 
     def _quickly(self, value: Any) -> Any:
-        return (type(value), value.shape) if hasattr(value, "shape") else id(value)
+        return type(value), value.shape if is_array(value) else id(value)
 
     def _is_inside(self, frame: FrameType) -> bool:
         """True if a frame further out is such a call, the constructor of a module, or ours."""
@@ -149,7 +149,7 @@ class Recorder:
             code = outer.f_code
             if code in self.codes or code.co_name in _ENDS:
                 return False
-            whose, given = of_frame(outer), handed(outer)
+            whose, given = writer(outer), handed(outer)
             of_test = bool(given) and given[0] is self.instance is not None
             is_call = whose == "user" and code not in self.eager and not of_test
             if whose == "ours" or (is_call and any(map(is_module, given))):
@@ -196,6 +196,20 @@ class Recorder:
         yield SuiteCall(
             subject, tuple(args), kwargs, target, spelled, caller, jitted is not None, code, (target, code, *key)
         )
+
+
+def writer(frame: FrameType) -> Owner:
+    """The owner of the code of a frame; what a decorator generated, as beartype does, is of no file of the user's."""
+    return "python" if frame.f_code.co_filename.startswith("<") else of_frame(frame)
+
+
+def is_array(value: object) -> bool:
+    """True for an array or its shape, by its type: an `nnx.Rngs` has every attribute that it is asked for."""
+    import jax
+
+    from pytest_nnxcheck.compat import arrays
+
+    return arrays.is_array(value) or isinstance(value, jax.ShapeDtypeStruct)
 
 
 def may_be_called(code: CodeType) -> bool:
@@ -273,7 +287,7 @@ def codes_of(value: Any) -> tuple[Any, ...]:
 
 def spell(value: Any) -> str:
     """An argument in the name of a call: ``f32[8,64]``, the class of an object, a plain value; a tree by its leaves."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if is_array(value):
         return f"{_SHORT.get(str(value.dtype), str(value.dtype))}[{','.join(map(str, value.shape))}]"
     if value is None or type(value) in (bool, int, float, str):
         text = repr(value)
@@ -282,7 +296,13 @@ def spell(value: Any) -> str:
         return f"({', '.join(map(spell, value))})"
     if type(value) is dict:
         return f"{{{', '.join(f'{key}: {spell(item)}' for key, item in value.items())}}}"
-    return str(getattr(value, "__name__", class_name(type(value))))
+    return kind_name(value).rpartition(".")[2]
+
+
+def kind_name(value: object) -> str:
+    """The name of a function or a class, else that of the class of an object."""
+    is_named = issubclass(type(value), (type, FunctionType, BuiltinFunctionType))
+    return str(value.__qualname__) if is_named else class_name(type(value))  # type: ignore[attr-defined]
 
 
 def key_of(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, all_shapes: bool) -> Iterator[Any]:
@@ -291,11 +311,11 @@ def key_of(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, all_s
     from pytest_nnxcheck.subject.subject import bind
 
     def kind(value: Any) -> Any:
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if is_array(value):
             return str(value.dtype), tuple(value.shape) if all_shapes else len(value.shape)
         if value is None or type(value) in (bool, str) or (all_shapes and type(value) in (int, float)):
             return value
-        return getattr(value, "__qualname__", class_name(type(value)))
+        return kind_name(value)
 
     bound = bind(subject, args, kwargs)
     yield tuple(

@@ -221,6 +221,27 @@ def test_traces():
         step(net, jnp.ones((rows, 4)))
     assert traces == 2
 
+def generated(function):
+    # In code that is in no file, as checkers of types do.
+    scope = {"function": function}
+    exec("def wrapper(self, *args): return function(self, *args)", scope)
+    return functools.wraps(function)(scope["wrapper"])
+
+class Decorated(nnx.Module):
+    def __init__(self):
+        self.linear = linear()
+
+    @generated
+    def __call__(self, x):
+        return self.linear(x)
+
+def drop(model, x, rngs):
+    return nnx.Dropout(0.5, rngs=rngs)(model(x))
+
+def test_decorated():
+    drop(Decorated(), X, nnx.Rngs(0))
+    Decorated()(X)
+
 @hypothesis.given(st.integers(1, 2))
 @hypothesis.settings(max_examples=3, deadline=None, database=None)
 def test_drawn(rows):
@@ -265,6 +286,9 @@ def test_a_test_sees_nothing_of_the_checks_of_its_calls(calls):
     result = calls(OUTCOMES)
     assert failed(result) == set()
     result.stdout.fnmatch_lines(["* distinct calls: * passed"])
+    result.stdout.fnmatch_lines(
+        ["nnx-call::test_suite.Decorated(f32(2,4))  *", "nnx-call::test_suite.drop(Decorated, f32(2,4), Rngs)  *"]
+    )
     assert not re.search("fault|eager", result.stdout.str())
 
 
