@@ -215,7 +215,6 @@ class CallHooks:
             items = [*self._items()]
             self.config.hook.pytest_collection_modifyitems(session=session, config=self.config, items=items)
             session.testscollected += len(items)
-            session.items.extend(items)
             for number, item in enumerate(items):
                 following = items[number + 1] if number + 1 < len(items) else None
                 self.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

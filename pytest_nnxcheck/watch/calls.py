@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_nnxcheck.compat.owner import Owner, of_frame
 from pytest_nnxcheck.core.settings import CALL_ID
-from pytest_nnxcheck.core.text import DTYPES
+from pytest_nnxcheck.core.text import DTYPES, first_line
 from pytest_nnxcheck.walk.raw_access import class_dict, class_name, mro
 from pytest_nnxcheck.watch import leftovers
 
@@ -191,7 +191,8 @@ class Recorder:
         spelled = (*map(spell, args), *(f"{name}={spell(value)}" for name, value in kwargs.items()))
         try:
             key = (*key_of(subject, tuple(args), kwargs, all_shapes=self.all_shapes),)
-        except CheckError:  # nothing that a transform can take
+        except CheckError as error:  # nothing that a transform can take
+            self.faults.append(f"{target} was not checked: {first_line(error)}")
             return
         yield SuiteCall(
             subject, tuple(args), kwargs, target, spelled, caller, jitted is not None, code, (target, code, *key)

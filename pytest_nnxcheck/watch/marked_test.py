@@ -16,15 +16,18 @@ from pytest_nnxcheck.watch.calls import SuiteCall
 def marked_test(call: SuiteCall) -> str:
     """The source of the test; where the call is in no function whose source can be read, with places to fill in."""
     with contextlib.suppress(OSError, SyntaxError, ValueError, TypeError, LookupError):
-        if text := from_source(call.caller):
+        if text := from_source(call.caller, call.target.rpartition(":")[2].rpartition(".")[2]):
             return text
     module, _, path = call.target.partition(":")
     name = re.sub(r"\W+", "_", path).lower()
     return f"from {module} import {path.partition('.')[0]}\n\n@pytest.mark.{MARKER}\ndef test_{name}(nnx_wrap):\n    nnx_wrap(...)(...)  # {call.text}"
 
 
-def from_source(frame: FrameType) -> str:
-    """The function of a frame up to the statement that makes the call, marked; empty where the call is not written there. Raises what reading it raises."""
+def from_source(frame: FrameType, name: str) -> str:
+    """The function of a frame up to the statement that makes the call, marked; empty where the call is not written there. Raises what reading it raises.
+
+    The columns of the call are unknown in an assertion that pytest 8 has rewritten: there the one call of that ``name`` is it.
+    """
     code = frame.f_code
     lines, first = inspect.getsourcelines(code)
     source = textwrap.dedent("".join(lines))
@@ -33,12 +36,15 @@ def from_source(frame: FrameType) -> str:
         return ""
     indent = len(lines[0]) - len(lines[0].lstrip())
     line, end, column, end_column = list(code.co_positions())[frame.f_lasti // 2]
-    if line is None or end is None or column is None or end_column is None:
+    if line is None:
         return ""
-    place = (line - first + 1, end - first + 1, column - indent, end_column - indent)
-    made = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and _place(each) == place]
-    last = next((each for each in tree.body if each.lineno <= place[0] <= (each.end_lineno or 0)), None)
-    if not made or last is None:
+    row = line - first + 1
+    last = next((each for each in tree.body if each.lineno <= row <= (each.end_lineno or 0)), None)
+    calls = [] if last is None else [each for each in ast.walk(last) if isinstance(each, ast.Call)]
+    place = (row, (end or 0) - first + 1, (column or 0) - indent, (end_column or 0) - indent)
+    made = [each for each in calls if _place(each) == place]
+    made = made or [each for each in calls if ast.unparse(each.func).rpartition(".")[2] == name]
+    if last is None or len(made) != 1:
         return ""
     made[0].func = ast.Call(ast.Name("nnx_wrap", ast.Load()), [made[0].func], [])
     tree.body = tree.body[: tree.body.index(last) + 1]
