@@ -29,13 +29,12 @@ WORDS = {
     "passed": "passed",
     "failed": "failed",
     "eager": "eager",
-    "raises": "raised",
     "makes Variables": "made Variables",
     "not checked": "not checked",
     "listed": "listed",
 }
 """The verdicts of calls in the last line, in their order."""
-ITEMS = ("failed", "passed", "eager", "not checked")
+ITEMS = ("failed", "passed", "eager", "makes Variables", "not checked")
 """The verdicts of calls that are tests, the first that a worker found first."""
 Problem = Callable[[pytest.Item, Running], str]
 
@@ -125,8 +124,7 @@ class CallHooks:
                 # A callback of a monitor, or of a profiling hook, runs with both off: the check needs them.
                 sys.call_tracing(self._check, (call, result))
             if result.verdict == "makes Variables":
-                self.recorder.forget(call)
-                return
+                self.recorder.look_again()
             if result.verdict == "raises":  # as its test expects, or its test fails
                 return
             result.keep = marked_test(call)
@@ -222,11 +220,19 @@ class CallHooks:
                     break
         return done
 
+    def _settled(self) -> list[CallResult]:
+        """The results, by name; without calls that make Variables where a later one of the same code was looked at."""
+        later = {each.target for each in self.results.values() if each.verdict != "makes Variables"}
+        settled = [
+            each for each in self.results.values() if each.verdict != "makes Variables" or each.target not in later
+        ]
+        return sorted(settled, key=lambda each: each.name)
+
     def _items(self) -> Iterator[CallItem]:
         from pytest_nnxcheck.reporting import records
 
         found = gathered.of(self.config)
-        for result in sorted(self.results.values(), key=lambda each: each.name):
+        for result in self._settled():
             if result.verdict not in ITEMS:
                 continue
             item = self._item(result.name)
@@ -234,7 +240,7 @@ class CallHooks:
             # ``-k`` with the name of a test selects the calls that it made.
             item.extra_keyword_matches.update(word for test in result.tests for word in test.split("::"))
             item.user_properties += [tuple(pair) for pair in result.properties]
-            if result.verdict in ("eager", "not checked"):
+            if result.verdict in ITEMS[2:]:
                 item.add_marker(pytest.mark.skip(reason=f"{WORDS[result.verdict]}: {result.why}"))
             if result.record is not None:
                 found.running[item.nodeid] = Finished(records.made(records.Record, result.record))
@@ -270,9 +276,10 @@ class CallHooks:
 
     def lines(self, *, verbose: bool) -> Iterator[str]:
         """The lines on the calls at the end of a run."""
-        counts = Counter(result.verdict for result in self.results.values())
-        shown = ("listed",) if not self.checks else ("eager", "not checked") if verbose else ()
-        for result in sorted(self.results.values(), key=lambda each: each.name):
+        settled = self._settled()
+        counts = Counter(result.verdict for result in settled)
+        shown = ("listed",) if not self.checks else ITEMS[2:] if verbose else ()
+        for result in settled:
             if result.verdict in shown:
                 path, line = result.place
                 at = f"{os.path.relpath(path, self.config.rootpath)}:{line}"
@@ -280,6 +287,6 @@ class CallHooks:
                 yield f"{result.name}  {more}"
         yield from dict.fromkeys(self.recorder.faults)
         parts = [f"{counts[verdict]} {word}" for verdict, word in WORDS.items() if counts[verdict] and self.checks]
-        late = sum(result.why == self._late() for result in self.results.values())
+        late = any(result.why == self._late() for result in settled)
         end = f" in {self.limit} s" if late else ""
-        yield f"{counted(len(self.results), 'distinct call')}" + (f": {', '.join(parts)}{end}" if parts else "")
+        yield f"{counted(len(settled), 'distinct call')}" + (f": {', '.join(parts)}{end}" if parts else "")

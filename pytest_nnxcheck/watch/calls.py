@@ -92,9 +92,8 @@ class Recorder:
         self.codes, self.instance = frozenset(function.__code__ for function in functions), instance
         self._quick.clear()
 
-    def forget(self, call: SuiteCall) -> None:
-        """Take the same call again when it comes."""
-        self.seen.discard(call.key)
+    def look_again(self) -> None:
+        """Look at the next call of the same objects, whose structure may be another one."""
         self._quick.clear()
 
     def started(self, frame: FrameType) -> bool:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from healthy import FLAX
 
 THIRTY = """
 @pytest.fixture(scope="module")
@@ -81,5 +82,7 @@ def test_the_page_shows_the_failures_of_its_suite(pytester, inner_args):
     result.assert_outcomes(passed=2, failed=1)
     # Python 3.11 has no qualified names.
     assert left in result.stdout.str().replace(f"{pytester.path}/", "").replace("(__call__)", "(Net.__call__)")
+    if FLAX < (0, 12, 7):  # which refuses the array in a dict, by an exception
+        return
     message = pytester.runpytest_inprocess(*inner_args, *quiet, "--nnx-watch=calls").stdout.str()
     assert [part for part in of_call if part not in message] == []
