@@ -20,7 +20,7 @@ COMMANDS = [
 
 
 def test_the_page_shows_commands_and_what_they_say():
-    assert len(COMMANDS) == PAGE.count("$ pytest") - 2
+    assert len(COMMANDS) == PAGE.count("$ pytest") - 3
     assert sum(bool(shown) for _, shown in COMMANDS) >= 7
 
 
