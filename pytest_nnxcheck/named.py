@@ -504,8 +504,12 @@ class Collection:
         text = self.known().get(named.name, "") if not named.inputs and not named.problem else ""
         if not text:
             return named
+        try:
+            inputs = tuple(_input(part, "the cache of pytest") for part in _parts(text))
+        except SettingError:  # a module, or a tree, which nobody can type
+            return named
         self.lines.append(f"{CHECK_ID}: {named.name} gets {text}, as a test of this project called it")
-        return replace(named, inputs=tuple(_input(part, "the cache of pytest") for part in _parts(text)))
+        return replace(named, inputs=inputs)
 
     # Outermost, and first in the list: behind a file with a failure ``--lf`` leaves them out.
     @pytest.hookimpl(wrapper=True, tryfirst=True)

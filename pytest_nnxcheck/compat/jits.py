@@ -55,6 +55,13 @@ def function_in(jitted: Any) -> Any:
     return getattr(jitted, "__wrapped__", None) or getattr(jitted, "fun", jitted)
 
 
+def jit_in(value: Any) -> Any:
+    """The function of `jax.jit` in an object of `nnx.jit`, else the value itself: an object of the user's is asked for no attribute. All versions."""
+    if type(value).__name__ in _JITTED:
+        return value.jitted_fn
+    return value.__dict__.get("inner", value) if type(value) is FunctionType else value
+
+
 def is_jitted(value: Any) -> bool:
     """True for a function of `jax.jit`, whose type has no public name. All versions."""
     return type(value).__name__ == "PjitFunction"
@@ -67,8 +74,7 @@ def traced_anew(objects: Iterable[Any]) -> Iterator[None]:
     ``clear_cache`` of a jitted function is public; the size of its cache is not, and without it a function that was called before would forget that too.
     All versions.
     """
-    jits = [getattr(each, "jitted_fn", None) or getattr(each, "inner", None) or each for each in objects]
-    unused = [jit for jit in jits if is_jitted(jit) and not jit._cache_size()]
+    unused = [jit for jit in map(jit_in, objects) if is_jitted(jit) and not jit._cache_size()]
     try:
         yield
     finally:

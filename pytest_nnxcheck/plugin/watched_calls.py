@@ -58,7 +58,7 @@ class CallResult:
     place: tuple[str, int] = ("", 0)
     """The user's line that made it first, counted from 1."""
     keep: str = ""
-    """A marked test of it."""
+    """A marked test of it, if it failed."""
     record: Any = None
     """The record of its check, as plain JSON."""
     properties: list[Any] = field(default_factory=list)
@@ -127,7 +127,7 @@ class CallHooks:
                 self.recorder.look_again()
             if result.verdict == "raises":  # as its test expects, or its test fails
                 return
-            result.keep = marked_test(call)
+            result.keep = marked_test(call) if result.verdict == "failed" else ""
             self.results[call.key] = result
         if call.key in self.results and test not in self.results[call.key].tests:
             self.results[call.key].tests.append(test)
@@ -201,6 +201,12 @@ class CallHooks:
         """Take over the results of a worker: a call that another has checked too is one."""
         for wire in getattr(node, "workeroutput", {}).get(_WIRE, ()):
             result = CallResult(**wire)
+            same = (
+                each.name for each in self.results.values() if (each.text, each.digest) == (result.text, result.digest)
+            )
+            result.name = next(same, result.name)
+            if result.name in self.results and self.results[result.name].digest != result.digest:
+                result.name += f"-{result.digest}"
             other = self.results.setdefault(result.name, result)
             known = [each for verdict in (*ITEMS, "listed") for each in (other, result) if each.verdict == verdict]
             self.results[result.name] = replace(known[0], tests=[*dict.fromkeys([*other.tests, *result.tests])])

@@ -62,8 +62,9 @@ class SuiteCall:
 
     @property
     def digest(self) -> str:
-        """A few letters that tell it from another call with the same name."""
-        return hashlib.sha256(repr(self.key).encode()).hexdigest()[:6]
+        """A few letters that tell it from another call with the same name, the same in every process."""
+        structure = [part for part in self.key if part is not self.code]  # a code has its address in its text
+        return hashlib.sha256(repr(structure).encode()).hexdigest()[:6]
 
 
 @dataclass(slots=True)

@@ -292,6 +292,32 @@ def test_a_test_sees_nothing_of_the_checks_of_its_calls(calls):
     assert not re.search("fault|eager", result.stdout.str())
 
 
+TWO_OF_A_NAME = """
+class Stack(nnx.Module):
+    def __init__(self, layers):
+        self.layers = nnx.List([linear() for _ in range(layers)]) if hasattr(nnx, "List") else [linear() for _ in range(layers)]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_stack(layers):
+    Stack(layers)(X)
+"""
+
+
+def test_two_calls_with_one_name_have_the_same_ids_in_every_process(calls):
+    def ids(*args, how="subprocess"):
+        result = calls(TWO_OF_A_NAME, *args, option="--nnx-watch=list", how=how)
+        return {line.split()[0] for line in result.outlines if line.startswith("nnx-call::")}
+
+    alone = ids()
+    assert len(alone) == 2
+    assert ids() == alone
+
+
 def test_time_that_is_over_is_said_and_skips_the_calls(calls):
     result = calls(PLANTED, "--nnx-watch-seconds=0")
     result.assert_outcomes(passed=8, skipped=5)
