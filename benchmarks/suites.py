@@ -190,6 +190,7 @@ def ways(plan: Plan, subject: str, nestings: str, library: Path, *, on_target: b
         replace(Child.pytest(BODIES_BEFORE, folder, *uncached), library=library),
         Child.pytest(TWELVE, by_hand, "-p", "no:cacheprovider"),
         Child.task("what is needed", "loop", folder, way="needed", subject=subject, nestings=nestings),
+        Child.task("traces alone", "loop", folder, way="traced", subject=subject, nestings=nestings),
     ]
 
 
