@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -27,7 +28,7 @@ class Verdict(Enum):
 
     FITS = "fits"
     FITS_NOT = "does not fit"
-    LEFT_OUT = "is left out on"
+    LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +169,28 @@ def fits(table: Table) -> str:
 
 
 def beside_plain(table: Table) -> str:
-    """The table of `plain_targets`: a row a target with the programs of each verdict, in how many the plain compile agrees, and the ratio of the peaks. The data have each program."""
-    head = ["target", "fit", "do not fit", "left out", "same verdict", "same donation", "peak over the plain one"]
-    lines = [_line(head), "|---" * len(head) + "|"]
-    for target in dict.fromkeys(there.target for row in table.rows for there in row.targets):
-        every = [there for row in table.rows for there in row.targets if there.target == target]
-        verdicts = [there.verdict for there in every]
-        counts = [verdicts.count(verdict) for verdict in Verdict]
-        same = sum(there.verdict is there.plain_verdict for there in every)
-        kept = sum(there.donated - there.lost == there.plain_kept for there in every)
-        ratios = [there.peak / there.plain for there in every if there.peak and there.plain]
-        spread = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
-        lines.append(_line([target, *map(str, counts), f"{same} of {len(every)}", f"{kept} of {len(every)}", spread]))
+    """What `plain_targets` found: in how many programs of each target the plain compile says the same, and where not. The data have each program."""
+    every = [(row.program, there) for row in table.rows for there in row.targets]
+    targets = Counter(there.target for _, there in every)
+    verdicts = Counter(there.verdict for _, there in every)
+    compiled = [there for _, there in every if there.peak and there.plain]
+    kept = sum(there.donated - there.lost == there.plain_kept for there in compiled)
+    ratios = [there.peak / there.plain for there in compiled if there.peak and there.plain]
     differ = [
-        f"{row.program} {there.verdict.value} {there.target}, plain {there.plain_verdict.value}"
-        for row in table.rows
-        for there in row.targets
+        f"{program} on {there.target} ({there.verdict.value}, plain: {there.plain_verdict.value})"
+        for program, there in every
         if there.verdict is not there.plain_verdict
     ]
-    differing = f"Verdicts that differ: {'; '.join(differ)}.\n\n" if differ else ""
-    return "\n".join([*lines, "", f"{differing}{table.environment}."]) + "\n"
+    counts = ", ".join(f"{count} on {target}" for target, count in targets.items())
+    of_each = ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict)
+    lines = [
+        f"* Programs: {counts}. Verdicts: {of_each}.",
+        f"* The same verdict in {len(every) - len(differ)} of {len(every)}.",
+        *([f"* Another verdict: {', '.join(differ)}."] if differ else []),
+        f"* The same number of donated leaves that keep their buffer in {kept} of the {len(compiled)} that both compile.",
+        f"* Peaks at the same effort: {min(ratios):.3f} to {max(ratios):.3f} times the plain one.",
+    ]
+    return "\n".join([*lines, "", f"{table.environment}."]) + "\n"
 
 
 def _verdict(*, fits: bool, said: str) -> Verdict:
