@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import linecache
+import math
 import os
 import pkgutil
 import re
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
+from pytest_nnxcheck.core.setting_values import MOST_DEVICES
 from pytest_nnxcheck.core.settings import CHECK_ID, MARKER, flag
 from pytest_nnxcheck.core.text import DTYPES, Unreadable, meant, one_of, some
 from pytest_nnxcheck.paste.slicer import globals_in, source_of
@@ -87,6 +89,8 @@ class Named:
     build: str = ""
     """An expression for the object, in the words of the module; empty where its constructor is called."""
     abstract: bool = False
+    mesh: tuple[tuple[str, int], ...] = ()
+    """The axes of a mesh and their sizes."""
     problem: str = ""
     """Why it cannot be read, where it cannot: then the other fields hold what was typed."""
 
@@ -103,22 +107,35 @@ class Named:
     def label(self) -> str:
         """The end of its id, with all that the check is made of. Shapes are in round brackets: square ones hold parameters in the ids of pytest."""
         inputs = [each.spelled.translate(_ROUND) if each.dtype else each.spelled for each in self.inputs]
-        text = ";".join(filter(None, [self.build, "abstract" if self.abstract else "", *inputs]))
+        mesh = f"mesh {self.axes}" if self.mesh else ""
+        text = ";".join(filter(None, [self.build, "abstract" if self.abstract else "", mesh, *inputs]))
         return self.name + (f"({text})" if text else "")
+
+    @property
+    def axes(self) -> str:
+        """The axes of the mesh as one types them."""
+        return ",".join(f"{name}={size}" for name, size in self.mesh)
+
+    @property
+    def devices(self) -> int:
+        """The devices of its mesh; 1 without one."""
+        return math.prod(size for _, size in self.mesh)
 
     @property
     def options(self) -> list[str]:
         """The options, the name itself aside, as one types them."""
         inputs = [flag("inputs"), self.spelled] if self.inputs else []
         build = [flag("build"), self.build] if self.build else []
-        return [*inputs, *build, *([flag("abstract")] if self.abstract else [])]
+        mesh = [flag("mesh"), self.axes] if self.mesh else []
+        return [*inputs, *build, *([flag("abstract")] if self.abstract else []), *mesh]
 
     def over(self, common: Named) -> Named:
         """The same check, with the options that are common to all checks where it has none of its own."""
         if self.problem:
             return self
         inputs, build = self.inputs or common.inputs, self.build or common.build
-        return replace(self, inputs=inputs, build=build, abstract=self.abstract or common.abstract)
+        abstract, mesh = self.abstract or common.abstract, self.mesh or common.mesh
+        return replace(self, inputs=inputs, build=build, abstract=abstract, mesh=mesh)
 
     def error(self, text: str) -> CheckError:
         """An error with the option that is to blame."""
@@ -156,6 +173,8 @@ def _with_option(named: Named, option: str, text: str) -> Named:
     origin = f"option {option}"
     if option == flag("inputs"):
         return replace(named, inputs=(*named.inputs, *(_input(part, origin) for part in _parts(text))))
+    if option == flag("mesh"):
+        return replace(named, mesh=_mesh(text, origin))
     return replace(named, build=_expression(text, origin)) if option == flag("build") else replace(named, abstract=True)
 
 
@@ -184,12 +203,12 @@ def _read(text: str) -> Named:
         raise SettingError(
             f"{origin}: {text!r} has no ')' at its end, write {name} with {flag('inputs')} or {flag('build')}"
         )
-    parts, build, abstract = _parts(rest[:-1]), "", False
-    if parts and parts[0] != "abstract" and not _is_input(parts[0]):
-        build = _expression(parts.pop(0), origin)
-    if parts[:1] == ["abstract"]:
-        abstract = bool(parts.pop(0))
-    return Named(module, path, tuple(_input(part, origin) for part in parts), build, abstract)
+    parts = _parts(rest[:-1])
+    own = [part for part in parts if part == "abstract" or part.startswith("mesh ")]
+    parts = [part for part in parts if part not in own]
+    build = _expression(parts.pop(0), origin) if parts and not _is_input(parts[0]) else ""
+    mesh = next((_mesh(part.removeprefix("mesh "), origin) for part in own if part != "abstract"), ())
+    return Named(module, path, tuple(_input(part, origin) for part in parts), build, "abstract" in own, mesh)
 
 
 def _expression(text: str, origin: str) -> str:
@@ -200,6 +219,19 @@ def _expression(text: str, origin: str) -> str:
         raise SettingError(
             f"{origin}: {text!r} is not an expression of Python ({error.args[0]}), write Block(64, rngs=nnx.Rngs(0)) for example"
         ) from None
+
+
+def _mesh(text: str, origin: str) -> tuple[tuple[str, int], ...]:
+    """Read ``data=4,model=2``. Raises `SettingError`."""
+    axes = [re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([1-9]\d*)\s*", part, re.ASCII) for part in text.split(",")]
+    found = {axis[1]: int(axis[2]) for axis in axes if axis}
+    if len(found) < len(axes):
+        raise SettingError(
+            f"{origin}: cannot read the mesh {text!r}, write each axis once, with its size: data=4,model=2"
+        )
+    if (devices := math.prod(found.values())) > MOST_DEVICES:
+        raise SettingError(f"{origin}: a mesh {text} has {devices} devices, at most {MOST_DEVICES} can be simulated")
+    return tuple(found.items())
 
 
 def _parts(text: str) -> list[str]:
@@ -282,14 +314,13 @@ class Written:
         )
 
     @property
-    def lines(self) -> tuple[str, str]:
-        """The source."""
-        made = f"shapes_of(lambda: ({self.case}))" if self.named.abstract else self.case
-        return f"subject, *inputs = {made}", self.call
+    def made(self) -> str:
+        """The line that builds."""
+        return f"subject, *inputs = {f'shapes_of(lambda: ({self.case}))' if self.named.abstract else self.case}"
 
     def test(self) -> Callable[[Any], None]:
         """The test as a function. What it runs is its source, which pytest finds by the name of the file."""
-        file, lines = f"<{CHECK_ID} {self.named.label}>", [f"{line}\n" for line in self.lines]
+        file, lines = f"<{CHECK_ID} {self.named.label}>", [f"{line}\n" for line in (self.made, self.call)]
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
         case, call = compile(self.case, file, "eval"), compile(f"\n{self.call}", file, "eval")
 
@@ -300,8 +331,9 @@ class Written:
             def made() -> Any:
                 return self.accept(eval(case, scope))  # noqa: S307 - it is made of what the user typed
 
-            subject, *inputs = shapes_of(made) if self.named.abstract else made()
-            eval(call, scope | {"nnx_wrap": nnx_wrap, "subject": subject, "inputs": inputs})  # noqa: S307 - the same
+            with under_mesh(self.named.mesh):
+                subject, *inputs = shapes_of(made) if self.named.abstract else made()
+                eval(call, scope | {"nnx_wrap": nnx_wrap, "subject": subject, "inputs": inputs})  # noqa: S307 - the same
 
         return test
 
@@ -328,8 +360,24 @@ class Written:
             usage.slice.take_from(sys.modules[self.named.module], name)
         if self.named.abstract:
             usage.setup[source_of(sys.modules[__name__], "shapes_of")] = None
-        usage.setup[self.lines[0]] = None
+        if self.named.mesh:
+            from pytest_nnxcheck.compat.arrays import context_of_mesh
+
+            usage.setup[f"({context_of_mesh(self.named.mesh)}).__enter__()"] = None
+        usage.setup[self.made] = None
         return usage
+
+
+def under_mesh(axes: Sequence[tuple[str, int]]) -> contextlib.AbstractContextManager[object]:
+    """The context of a mesh with these axes; nothing changes without any."""
+    if not axes:
+        return contextlib.nullcontext()
+    import jax
+
+    from pytest_nnxcheck.compat.arrays import context_of_mesh
+
+    context: contextlib.AbstractContextManager[object] = eval(context_of_mesh(axes), {"jax": jax})  # noqa: S307 - the line of a program to paste
+    return context
 
 
 def shown(value: Any) -> str:
@@ -468,11 +516,21 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 # --- its collection by pytest
 
 
+def labels(args: Iterable[str]) -> dict[str, str]:
+    """The arguments of pytest that are ids of checks, with the labels that these end in."""
+    return {arg: match[1] for arg in args if (match := re.search(rf"(?:^|[/\\]){CHECK_ID}::(.+)", arg))}
+
+
+def devices_of_meshes(typed: Sequence[tuple[str, str]], args: Iterable[str]) -> int:
+    """The devices of the largest mesh that a command line names; 1 without one. Raises `SettingError`."""
+    return max(each.devices for each in read_all(typed, labels(args).values()))
+
+
 def register(
     config: pytest.Config, typed: Sequence[tuple[str, str]], prepare: Prepare, known: Callable[[], Mapping[str, str]]
 ) -> None:
     """Collect the checks that a command line names, where it names some. ``known`` gives the inputs of calls that a suite made. Raises `SettingError`."""
-    ids = {arg: match[1] for arg in config.args if (match := re.search(rf"(?:^|[/\\]){CHECK_ID}::(.+)", arg))}
+    ids = labels(config.args)
     if not typed and not ids:
         return
     checks = read_all(typed, ids.values())
@@ -548,7 +606,8 @@ class NamedModule(pytest.Module):
             text = "".join(traceback.format_exception_only(error)).rstrip()
             problem = CheckError(text) if no_line and not isinstance(error, CheckError) else error
         # Where pytest looks for the function of an item.
-        setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(written.test() if written else never))
+        needed = {"devices": named.devices} if named.mesh else {}
+        setattr(self.obj, named.label, getattr(pytest.mark, MARKER)(**needed)(written.test() if written else never))
         item: NamedItem = NamedItem.from_parent(self, name=named.label)
         item.named, item.written, item.problem = named, written, problem
         self.collection.prepare(item, self.CollectError)

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax
@@ -234,6 +234,17 @@ def active_mesh(*, of_one: bool = False) -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         meshes.append(pxla.thread_resources.env.physical_mesh)
     return next((mesh for mesh in meshes if not mesh.empty and (of_one or mesh.size > 1)), None)
+
+
+def context_of_mesh(axes: Sequence[tuple[str, int]]) -> str:
+    """An expression for the context of a mesh with these axes, over the first devices, whose axes the compiler shards.
+
+    `jax.set_mesh` came with jax 0.7, and takes effect as it is called; before it, a mesh is its own context. `jax.make_mesh` came with jax 0.4.35.
+    """
+    names, sizes = (tuple(column) for column in zip(*axes, strict=True))
+    if hasattr(jax, "set_mesh"):
+        return f"jax.set_mesh(jax.make_mesh({sizes}, {names}, axis_types=(jax.sharding.AxisType.Auto,) * {len(names)}))"
+    return f"jax.sharding.Mesh(__import__('numpy').reshape(jax.devices()[:{math.prod(sizes)}], {sizes}), {names})"
 
 
 def on_devices(sharding: Any, mesh: Any) -> Any:

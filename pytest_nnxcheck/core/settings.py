@@ -311,6 +311,10 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         kinds.FLAG,
         "for the --nnx-check before this option: build shapes alone; a model of any size is traced and compiled, and nothing is allocated",
     ),
+    "mesh": _named(
+        kinds.TEXT._replace(metavar="AXES"),
+        "for the --nnx-check before this option: build and call under a mesh with these axes, data=4,model=2; jax simulates its CPU devices",
+    ),
     "profile": _run(
         None,
         kinds.TEXT._replace(metavar="NAME"),

@@ -127,6 +127,7 @@ def _prepare_environment(config: pytest.Config, parsed: argparse.Namespace) -> N
         if target is not None:
             prepare_targets(config, target.value, target.origin)
             count = count or _of_slice(target)
+        count = count or _of_meshes(config, parsed)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
     if count is None:
@@ -146,6 +147,17 @@ def _of_slice(target: options.Given) -> options.Given | None:
 
     count = max((parse_target(word).devices for word in target.value), default=1)
     return target._replace(value=count) if count > 1 and not devices.is_simulated(os.environ) else None
+
+
+def _of_meshes(config: pytest.Config, parsed: argparse.Namespace) -> options.Given | None:
+    """The devices of the largest mesh that a check by name is for; `None` where none has one."""
+    args = [str(each) for each in parsed.file_or_dir]
+    if not parsed.nnx_named and not any(f"{CHECK_ID}::" in arg for arg in args):
+        return None
+    from pytest_nnxcheck.named import devices_of_meshes
+
+    count = devices_of_meshes(parsed.nnx_named, args)
+    return options.Given(count, f"option {table.flag('mesh')}", config.invocation_params.dir) if count > 1 else None
 
 
 # --- collection ----------------------------------------------------------------------------------------------------------

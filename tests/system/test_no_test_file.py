@@ -35,7 +35,7 @@ def test_a_command_of_the_page_says_what_is_shown(words, shown, pytester, inner_
         pytest.skip(missing)
     (source,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     pytester.makepyfile(models=source)
-    run = pytester.runpytest_subprocess if targets else pytester.runpytest_inprocess
+    run = pytester.runpytest_subprocess if targets or "--nnx-mesh" in words else pytester.runpytest_inprocess
     result = run(*inner_args, "-p", "no:randomly", *words)
     fails = any(line.startswith("E ") for line in shown)
     assert result.ret == int(fails), result.stdout.str()

@@ -221,6 +221,42 @@ def test_an_abstract_check_allocates_nothing(named, pytester, check):
     )
 
 
+SHARDED = """
+import jax
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+
+class Cut(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(jax.lax.with_sharding_constraint(x, P("data", "model")))
+"""
+MESH = ["--nnx-inputs=f32[8,4]", "--nnx-mesh", "data=4, model=2"]
+
+
+def test_a_subject_is_built_and_called_under_a_mesh_of_simulated_devices(named, pytester):
+    pytester.makepyfile(sharded=SHARDED)
+    result = named("--nnx-check=sharded:Cut", *MESH, JIT, subprocess=True)
+    result.stdout.fnmatch_lines(["nnx-check::sharded:Cut(mesh data=4,model=2;f32(8,4))  1 nesting: 1 passed;*"])
+    result = named("nnx-check::sharded:Cut(abstract;mesh data=4,model=2;f32(8,4))", JIT, subprocess=True)
+    result.assert_outcomes(passed=1)
+    named("--nnx-check=sharded:Cut", MESH[0], JIT).assert_outcomes(failed=1)  # jax asks for the mesh
+
+
+def test_a_check_under_a_mesh_has_a_replay_and_a_program_to_paste(named, pytester):
+    pytester.makepyfile(sharded=SHARDED)
+    result = named("--nnx-check=sharded:Cut", *MESH, JIT, TIGHT, subprocess=True)
+    result.stdout.fnmatch_lines(
+        ["E * replay * --nnx-inputs 'f32[[]8,4]' --nnx-mesh data=4,model=2 --nnx-memory-budget 10B --nnx-nesting jit"]
+    )
+    (program,) = pytester.path.glob(".pytest_cache/d/nnxcheck/*/jit-*.py")
+    pasted = subprocess.run([sys.executable, program], check=False, capture_output=True, text=True)
+    assert "nnx invariant broken: memory" in pasted.stderr
+
+
 def test_inputs_by_name_and_plain_values(named):
     named("--nnx-check=models:Block", "--nnx-inputs=x=f32[2,4]; scale=2.0", JIT).assert_outcomes(passed=1)
 
@@ -444,6 +480,13 @@ STOPPED = [
     ([*BLOCK, WRONG("f32[8],i32[8]")], "*cannot read the input 'f32[[]8],i32[[]8]', write *with ';' between several"),
     ([*BLOCK, WRONG("f32")], "*cannot read the input 'f32'*"),
     ([*BLOCK, "--nnx-build=B("], "--nnx-build: 'B(' is not an expression of Python*"),
+    (
+        [*BLOCK, "--nnx-mesh=data"],
+        "--nnx-mesh: cannot read the mesh 'data', write each axis once, with its size: data=4,model=2",
+    ),
+    ([*BLOCK, "--nnx-mesh=a=2,a=2"], "--nnx-mesh: cannot read the mesh 'a=2,a=2', write each axis once*"),
+    ([*BLOCK, "--nnx-mesh=a=64,b=65"], "--nnx-mesh: a mesh a=64,b=65 has 4160 devices, at most 4096 can be simulated"),
+    ([CHECK("models:Block(mesh data)")], "--nnx-check: cannot read the mesh 'data'*"),
 ]
 
 
