@@ -1,4 +1,4 @@
-"""Qwen3 8B and Llama 3.1 8B of google-tunix at full depth, over 16 chips: a step of adamw, and decoding.
+"""Qwen3 8B and Llama 3.1 8B of google-tunix at full depth, over 16 chips: a step of adamw, a step of LoRA, the prefill of a cache, and decoding.
 
 Run it with ``pytest examples/real_size/tunix_models.py --nnx-devices 16 --nnx-target v5e,v5p,h100``, with google-tunix installed. The
 package shards its own parameters and activations, the latter on a TPU or GPU alone: the targets judge that branch. Nothing is allocated. The training
@@ -68,7 +68,7 @@ def step(model: Any, optimizer: Any, tokens: Any, positions: Any, mask: Any) -> 
         logits = logits[:, :-1].astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
-    loss, gradients = nnx.value_and_grad(loss_of)(model)
+    loss, gradients = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, optimizer.wrt))(model)
     optimizer.update(model, gradients)
     return loss
 
@@ -79,6 +79,19 @@ def adamw(family: str, mesh: Any) -> Call:
     def make() -> Any:
         model = rematerialized(family)()
         return model, nnx.Optimizer(model, optax.adamw(1e-5), wrt=nnx.Param)
+
+    return step, (*nnx.eval_shape(make), *texts(mesh))
+
+
+def lora(family: str, mesh: Any) -> Call:
+    """The same of adapters alone, which qwix adds to all products of the layers, as the package's trainer does."""
+    qwix = importlib.import_module("qwix")
+
+    def make() -> Any:
+        base = rematerialized(family)()
+        provider = qwix.LoraProvider(module_path=".*(_proj|_einsum).*", rank=16, alpha=32.0)
+        model = qwix.apply_lora_to_model(base, provider, **base.get_model_input(), rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adamw(1e-4), wrt=nnx.LoRAParam)
 
     return step, (*nnx.eval_shape(make), *texts(mesh))
 
@@ -111,7 +124,12 @@ def decode(family: str, mesh: Any) -> Call:
     return cached(family, mesh), (one, one, sharded(mesh, BATCH, 1, LENGTH, dtype=bool))
 
 
-CALLS = {"adamw": adamw, "decode": decode}
+def prefill(family: str, mesh: Any) -> Call:
+    """All tokens of each text, into an empty cache."""
+    return cached(family, mesh), texts(mesh)
+
+
+CALLS = {"adamw": adamw, "lora": lora, "prefill": prefill, "decode": decode}
 
 
 @pytest.fixture

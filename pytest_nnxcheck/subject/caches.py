@@ -12,7 +12,7 @@ import dis
 import functools
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
 import jax
@@ -240,7 +240,7 @@ class PossibleCache:
 def possible_caches(found: Walk, state: Container[int]) -> Iterator[PossibleCache]:
     """The places of the user's that a walk met and that may be caches; ``state`` has the ids of the arrays of the state, which no cache holds."""
     namespaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-    stored: frozenset[str] | None = None
+    is_stored = functools.cache(functools.partial(is_put_into, found))
     for name, kind, place, held in found.places:
         if kind is snapshot.NAMES:
             # Each function names some: all of one module are one place.
@@ -250,8 +250,7 @@ def possible_caches(found: Walk, state: Container[int]) -> Iterator[PossibleCach
             if cold is not None:
                 yield from changed_since(name, kind, place, held, cold)
             else:
-                stored = stored_names(found) if stored is None else stored
-                yield from made_later(name, kind, place, held, state, stored)
+                yield from made_later(name, kind, place, held, state, is_stored)
     for namespace, named in namespaces.values():
         place = (namespace, tuple(named))
         if (cold := after_import.content(snapshot.NAMES, place)) is not None:
@@ -296,12 +295,12 @@ def changed_since(
 
 
 def made_later(
-    name: object, kind: PlaceKind, place: Any, now: list[Any], state: Container[int], stored: Container[str]
+    name: object, kind: PlaceKind, place: Any, now: list[Any], state: Container[int], is_stored: Callable[[str], bool]
 ) -> Iterator[PossibleCache]:
     """The places that may be caches of an object that was made after the import, if they lead to arrays.
 
     These are a dict, a list and a variable of a closure that code of the walk puts something into, and the attributes of an object that its
-    constructor does not set, or a method as well. Code puts something into the names ``stored``.
+    constructor does not set, or a method as well. ``is_stored`` says whether code puts something into a name.
     """
     label = label_of(name)
 
@@ -331,26 +330,37 @@ def made_later(
     elif kind in (snapshot.DICT, snapshot.ORDERED):
         if any(leads_to_arrays(value, state) for value in now[len(now) // 2 :]):
             yield possible([], present, present)
-    elif kind in (snapshot.LIST, snapshot.CELL) and label in stored:
+    elif kind in (snapshot.LIST, snapshot.CELL):
         arrays = {key for key, (_, item) in present.items() if leads_to_arrays(item, state)}
-        if arrays:
-            yield possible([None if key in arrays else item for key, (_, item) in present.items()], arrays, arrays)
-        if arrays and kind is snapshot.LIST:
+        if not arrays or not is_stored(label):
+            return
+        yield possible([None if key in arrays else item for key, (_, item) in present.items()], arrays, arrays)
+        if kind is snapshot.LIST:
             yield possible([], present, arrays, " without items")
 
 
-def stored_names(found: Walk) -> frozenset[str]:
-    """The variables of closures and the containers that the functions of a walk put something into, by their last names."""
-    names = set[str]()
+def is_put_into(found: Walk, label: str) -> bool:
+    """True if a function of a walk puts something into a variable of a closure or a container with this last name."""
     for _, function, _ in found.places.of(snapshot.FUNCTION):
-        for code in nested(function.__code__):
-            names |= on_purpose.filled_containers(code) or set()
-            names |= {
-                op.argval
-                for op in dis.get_instructions(code)
-                if op.opname == "STORE_DEREF" and op.argval in code.co_freevars
-            }
-    return frozenset(names)
+        codes = [*nested(function.__code__)]
+        # Sources are parsed for the few functions that have the name: a walk meets thousands, of hundreds of files.
+        named = any(
+            label in names
+            for code in codes
+            for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        )
+        if named and any(map(functools.partial(puts_into, label), codes)):
+            return True
+    return False
+
+
+def puts_into(label: str, code: CodeType) -> bool:
+    """True if some code puts something into a variable of a closure or a container with this last name."""
+    if label in (on_purpose.filled_containers(code) or ()):
+        return True
+    return label in code.co_freevars and any(
+        op.opname == "STORE_DEREF" and op.argval == label for op in dis.get_instructions(code)
+    )
 
 
 def attributes_set(cls: type) -> tuple[frozenset[Hashable], dict[Hashable, Any]]:

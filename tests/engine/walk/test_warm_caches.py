@@ -19,6 +19,7 @@ from healthy import numbers, rngs
 from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.subject import on_purpose
 
 X = numbers((2, 4))
 QUICK = {"effort": "quick", "transforms": "jit,scan", "styles": "argument"}
@@ -329,6 +330,22 @@ def test_an_object_that_was_made_later_is_as_its_constructor_leaves_it(form: str
         model = Adds(lambda _, kept=kept: kept())
         model(X)
         assert check(model, X, **QUICK).ok == (make is of_numpy)
+
+
+def doubled(x: jax.Array) -> jax.Array:
+    return 2 * x
+
+
+def test_no_source_is_parsed_of_functions_that_do_not_name_a_list_of_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package may have thousands of functions, in hundreds of files."""
+    rows, parsed, filled = [jnp.ones(4)], set[str](), on_purpose.filled_containers
+    monkeypatch.setattr(on_purpose, "filled_containers", lambda code: (parsed.add(code.co_name), filled(code))[1])
+
+    def shifted(x: jax.Array) -> jax.Array:
+        return doubled(x) + rows[0]
+
+    assert check(shifted, X, **QUICK).ok
+    assert parsed == {"shifted"}
 
 
 def test_an_object_whose_table_is_made_on_purpose_stays_as_it_is() -> None:
