@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
@@ -85,8 +87,8 @@ class Recorder:
     """The code of the test that runs."""
     instance: object = None
     _misses: dict[CodeType, int] = field(default_factory=dict)
-    _quick: set[Any] = field(default_factory=set)
-    """Calls of this test by what is there without work: a loop makes one a thousand times."""
+    _quick: dict[Any, tuple[weakref.ref[Any], ...]] = field(default_factory=dict)
+    """Calls of this test by what is there without work, each with its objects: a loop makes one a thousand times. An object that is gone leaves its id to another."""
 
     def of(self, functions: Iterable[FunctionType], instance: object) -> None:
         """Record the calls of another test."""
@@ -126,10 +128,14 @@ class Recorder:
         if jitted is None and not any(map(is_module, given[:1] if is_jit else given)):
             self._misses[code] = self._misses.get(code, 0) + 1
             return self._misses[code] < MOST_MISSES
-        quick = (code, id(jitted), *map(self._quickly, given))
-        if quick in self._quick or graph.is_tracing() or first is self.instance is not None or self._is_inside(frame):
+        objects: list[Any] = []
+        quick = (code, *(quickly(value, objects) for value in (jitted, *given)))
+        known = (ref() for ref in self._quick.get(quick, ()))
+        is_known = quick in self._quick and all(map(operator.is_, known, objects))
+        if is_known or graph.is_tracing() or first is self.instance is not None or self._is_inside(frame):
             return True
-        self._quick.add(quick)
+        with contextlib.suppress(TypeError):  # of an object that has no weak references
+            self._quick[quick] = tuple(map(weakref.ref, objects))
         if any(issubclass(type(value), mock_types()) for value in given):
             return True
         for call in self._made(frame, jitted):
@@ -137,9 +143,6 @@ class Recorder:
             self.seen.add(call.key)
             self.found(call, is_first)
         return True
-
-    def _quickly(self, value: Any) -> Any:
-        return type(value), value.shape if is_array(value) else id(value)
 
     def _is_inside(self, frame: FrameType) -> bool:
         """True if a frame further out is such a call, the constructor of a module, or ours."""
@@ -197,6 +200,19 @@ class Recorder:
         yield SuiteCall(
             subject, tuple(args), kwargs, target, spelled, caller, jitted is not None, code, (target, code, *key)
         )
+
+
+def quickly(value: Any, objects: list[Any]) -> Any:
+    """What tells a value from others without work; the ``objects`` that are known by their ids are added."""
+    if is_array(value):
+        return type(value), value.shape
+    if type(value) in (tuple, list, dict):
+        items = value.items() if type(value) is dict else value
+        return type(value), tuple(quickly(item, objects) for item in items)
+    if value is None or type(value) in (bool, int, float, str):
+        return type(value), value
+    objects.append(value)
+    return id(value)
 
 
 def writer(frame: FrameType) -> Owner:
