@@ -6,7 +6,7 @@
   floor          the check, with a plain loop that traces, lowers, compiles and runs the same nestings, and checks nothing
   by_hand        the check, with a loop that checks them by hand: leaks, memory_analysis(), pointers of donated buffers
   marked         marked tests that build model and optimizer in the body: a first run with twelve nestings by hand, what is needed (traces, and each program
-                 compiled once), a second run, quick, parity, a v5e, and a first run of an earlier commit; qwen3 needs google-tunix, the v5e libtpu
+                 compiled once), traces alone, a second run, quick, parity, a v5e, and a first run of an earlier commit; qwen3 needs google-tunix, the v5e libtpu
   with_targets   the first and the second run of marked tests with --nnx-target=v5e,h100, with the same run without; needs the compilers
   collect        pytest --collect-only of 200 tests without a marker, with -p no:nnxcheck; whole processes
   workers        eight marked tests with -n 2, with -n 0, in seconds of the clock

@@ -17,7 +17,7 @@ OF_MARKED = {
     "first run": ("second run", "first run"),
     "twelve by hand": ("twelve by hand", "first run"),
     "what is needed": ("what is needed", "first run"),
-    **{name: (name, "first run") for name in ("second run", "quick", "parity", "v5e")},
+    **{name: (name, "first run") for name in ("second run", "traces alone", "quick", "parity", "v5e")},
 }
 """The columns of the tables in the document with a row for each subject: a side and what it is divided by; the first has seconds, those of the latter."""
 ELSEWHERE = ("efforts", "floor", "by_hand", "marked", "with_targets")
