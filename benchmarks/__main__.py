@@ -6,7 +6,8 @@
   floor          the check, with a plain loop that traces, lowers, compiles and runs the same nestings, and checks nothing
   by_hand        the check, with a loop that checks them by hand: leaks, memory_analysis(), pointers of donated buffers
   marked         marked tests that build model and optimizer in the body: a first run with twelve nestings by hand, what is needed (traces, and each program
-                 compiled once), a second run, quick, parity, a v5e, and a first run of an earlier commit; qwen3 needs google-tunix, the v5e libtpu
+                 compiled once), traces alone, a second run, quick, parity, a v5e, and a first run of an earlier commit; qwen3 needs google-tunix, the v5e libtpu
+  with_targets   the first and the second run of marked tests with --nnx-target=v5e,h100, with the same run without; needs the compilers
   collect        pytest --collect-only of 200 tests without a marker, with -p no:nnxcheck; whole processes
   workers        eight marked tests with -n 2, with -n 0, in seconds of the clock
   size           seconds for a number of layers, and for each max_depth; 7 billion parameters, with a narrow model
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
     "floor": checks.floor,
     "by_hand": checks.by_hand,
     "marked": suites.marked,
+    "with_targets": suites.with_targets,
     "collect": suites.collect,
     "workers": suites.workers,
     "size": checks.size,

@@ -129,6 +129,16 @@ class Needed(Loop):
         raise CompiledError
 
 
+class Traced(Needed):
+    """Traces and lowers the same, and compiles nothing: what a run cannot do without whose programs are all known."""
+
+    def call(self, jitted: Jitted, args: tuple[Any, ...], *, donates: bool) -> Any:
+        """Lower the outermost jit to a text."""
+        del donates
+        jitted.trace(*args).lower().as_text()
+        raise CompiledError
+
+
 class ByHand(Loop):
     """The loop of a careful user."""
 

@@ -12,8 +12,13 @@ from benchmarks.children import Child, Sample
 from benchmarks.earlier import library_of
 from benchmarks.figures import Ratio, Result, Series, ratio
 from benchmarks.plan import Plan, result
+from pytest_nnxcheck import wheels
 
-FIRST, TWELVE = "first run", "twelve by hand"
+FIRST, SECOND, TWELVE = "first run", "second run", "twelve by hand"
+TWO = ("v5e", "h100")
+TWO_TARGETS = f"--nnx-target={','.join(TWO)}"
+WITH_TARGETS = ("block", "decode", "mlp_step")
+"""The subjects of `with_targets`."""
 BODIES_BEFORE = "8247683b"
 """The last commit that profiled what a body makes anew for every nesting, and kept executables."""
 
@@ -42,6 +47,7 @@ def test_model(nnx_wrap, width):
 """Every test has a model of another width: no program serves two of them."""
 
 IN_THE_BODY = """
+import jax
 import pytest
 from benchmarks import subjects
 
@@ -49,7 +55,7 @@ from benchmarks import subjects
 @pytest.mark.nnx_invariants
 def test_{subject}(nnx_wrap):
     function, arguments = subjects.make("{subject}")
-    assert nnx_wrap(function)(*arguments).shape is not None
+    assert jax.tree.leaves(nnx_wrap(function)(*arguments))
 """
 """A test as people write it: its body makes the model and the optimizer for every nesting."""
 
@@ -185,12 +191,37 @@ def ways(plan: Plan, subject: str, nestings: str, library: Path, *, on_target: b
     }
     by_hand = suite(plan, BY_HAND.format(subject=subject), CLOCK)
     return [
-        *(Child.pytest(label, folder, *with_the_plugin()) for label in (FIRST, "second run")),
+        *(Child.pytest(label, folder, *with_the_plugin()) for label in (FIRST, SECOND)),
         *(Child.pytest(label, folder, *uncached, option) for label, option in options.items()),
         replace(Child.pytest(BODIES_BEFORE, folder, *uncached), library=library),
         Child.pytest(TWELVE, by_hand, "-p", "no:cacheprovider"),
         Child.task("what is needed", "loop", folder, way="needed", subject=subject, nestings=nestings),
+        Child.task("traces alone", "loop", folder, way="traced", subject=subject, nestings=nestings),
     ]
+
+
+def with_targets(plan: Plan) -> Result:
+    """Marked tests with a TPU and a GPU as targets beside the same run without: first run beside first run, second beside second."""
+    if problem := wheels.problem(TWO):
+        return result("with_targets", notes=[problem])
+    subjects = plan.subjects if plan.partial else WITH_TARGETS[: 1 if plan.quick else None]
+    ratios: list[Ratio | None] = []
+    for subject in subjects:
+        samples: dict[str, tuple[Sample, ...]] = {}
+        for _ in range(plan.rounds):
+            folders = {option: suite(plan, IN_THE_BODY.format(subject=subject), CLOCK) for option in ("", TWO_TARGETS)}
+            children = [
+                Child.pytest(f"{run} {option}".strip(), folder, *with_the_plugin(), *filter(None, [option]))
+                for run in (FIRST, SECOND)
+                for option, folder in folders.items()
+            ]
+            found = Plan(plan.folder, rounds=1).measure(*children)
+            samples = {label: (*samples.get(label, ()), *side) for label, side in found.items()}
+        for run in (FIRST, SECOND):
+            over = f"{run} {TWO_TARGETS}"
+            ratios.append(ratio(subject, samples, over, run))
+            ratios.append(ratio(f"{subject}, whole process", samples, over, run, "process"))
+    return result("with_targets", ratios)
 
 
 def collect(plan: Plan) -> Result:

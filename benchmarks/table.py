@@ -17,9 +17,11 @@ OF_MARKED = {
     "first run": ("second run", "first run"),
     "twelve by hand": ("twelve by hand", "first run"),
     "what is needed": ("what is needed", "first run"),
-    **{name: (name, "first run") for name in ("second run", "quick", "parity", "v5e")},
+    **{name: (name, "first run") for name in ("second run", "traces alone", "quick", "parity", "v5e")},
 }
 """The columns of the tables in the document with a row for each subject: a side and what it is divided by; the first has seconds, those of the latter."""
+ELSEWHERE = ("efforts", "floor", "by_hand", "marked", "with_targets")
+"""Benchmarks that the document shows in another way, or names in a sentence."""
 EARLY = ("before", "first_failure")
 """Benchmarks whose other side is an early commit: the data have them, and the plot."""
 
@@ -27,7 +29,7 @@ EARLY = ("before", "first_failure")
 def in_document(results: Sequence[Result]) -> str:
     """The tables of the document: of several benchmarks of the same subjects one table, then the others."""
     today = [result for result in results if result.benchmark not in EARLY]
-    others = [result for result in today if result.benchmark not in ("efforts", "floor", "by_hand", "marked")]
+    others = [result for result in today if result.benchmark not in ELSEWHERE]
     ratios = {result.benchmark: (*result.ratios, *together(result.ratios, {*FIVE, *MARKED})) for result in today}
     tables = [
         by_subject(ratios.get("marked", ()), OF_MARKED),

@@ -49,7 +49,7 @@ def loop(way: str, subject: str, nestings: str) -> Facts:
     from benchmarks.subjects import make
 
     function, args = make(subject)
-    runner = {"floor": bare.Loop, "needed": bare.Needed, "by_hand": bare.ByHand}[way]()
+    runner = {"floor": bare.Loop, "needed": bare.Needed, "traced": bare.Traced, "by_hand": bare.ByHand}[way]()
     names = json.loads(Path(nestings).read_text())
     facts: Facts = {}
     with clock(facts):
@@ -104,8 +104,9 @@ def import_all() -> Path:
     for module in pkgutil.walk_packages(pytest_nnxcheck.__path__, f"{pytest_nnxcheck.__name__}."):
         importlib.import_module(module.name)
     jax.block_until_ready(jax.numpy.ones(3))
-    # In its first test of a process hypothesis looks through all objects for generators of random numbers.
-    hypothesis.given(hypothesis.strategies.none())(lambda _: None)()
+    # In its first test of a process hypothesis looks through all objects for generators of random numbers, and with its first draw it reads the source of
+    # each module that is not installed, ours among them, for constants.
+    hypothesis.given(hypothesis.strategies.integers())(lambda _: None)()
     return Path(pytest_nnxcheck.__file__).parents[1]
 
 

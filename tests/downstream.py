@@ -123,7 +123,7 @@ def healthy(runner: Runner) -> Step:
     install, test = workflow_steps(PROJECT / ".github" / "workflows" / "ci.yml", "test")
     runner.run(install)
     said, page = runner.run(test)
-    has(said, "6 passed", "2 tests watched: nothing was left behind", "expected to fail", "nestings compared")
+    has(said, "6 passed", "2 tests watched: no test left a tracer behind", "expected to fail", "nestings compared")
     assert "not in peaks.json" not in said, "other nestings are compiled than the baseline knows: write it anew"
     has(page, "## ✓ nnx invariants: ")
     for suffix in ("html", "json", "md"):
@@ -160,7 +160,7 @@ def action(runner: Runner) -> None:
     inputs = {"args": "tests -k 'probe or prompt'", "effort": "quick", "watch": "report", "memory-budget": "2x"}
     (run,) = action_steps(ROOT / "action.yml", report=name, **inputs)
     said, page = runner.run(run)
-    has(said, "2 passed", "1 test watched: nothing was left behind")
+    has(said, "2 passed", "1 test watched: no test left a tracer behind")
     has(page, "## ✓ nnx invariants: ")
     assert not (runner.project / "pwned").exists(), "an input of the action was evaluated"
     missing = [kind for kind in ("html", "json", "md", "xml") if not (runner.project / f"{name}.{kind}").exists()]

@@ -7,8 +7,10 @@ import os
 import platform
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,14 @@ from pytest_nnxcheck.core.on_target import OnTarget
 MIB, GIB = 2**20, 2**30
 LARGE = "1000GiB"
 """A budget that nothing passes: these benchmarks show, and judge nothing."""
+
+
+class Verdict(Enum):
+    """Whether a program fits, or could not be compiled."""
+
+    FITS = "fits"
+    FITS_NOT = "does not fit"
+    LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,18 @@ class There:
     plain_default: int | None = None
     plain_fits: bool = True
     plain_kept: int = 0
+    plain_said: str = ""
+    """Why the plain compile failed, for another reason than memory."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the plugin."""
+        return _verdict(fits=self.fits, said=self.said)
+
+    @property
+    def plain_verdict(self) -> Verdict:
+        """That of the plain compile."""
+        return _verdict(fits=self.plain_fits, said=self.plain_said)
 
     @classmethod
     def of(cls, row: OnTarget) -> There:
@@ -57,11 +79,11 @@ class There:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One program; ``peak`` and ``seconds`` are those of the CPU, the seconds those of the whole check without targets."""
+    """One program; ``peak`` and ``seconds`` are those of the CPU, the seconds those of the whole check without targets. No ``peak`` where the CPU cannot lower it."""
 
     program: str
     state: int
-    peak: int
+    peak: int | None
     seconds: float
     targets: tuple[There, ...]
 
@@ -89,7 +111,7 @@ def measured(program: str, subject: Callable[..., Any], args: Sequence[Any], tar
     )
     seconds = time.perf_counter() - started
     (outcome,) = report.outcomes
-    if outcome.peak is None or outcome.evidence is None or not outcome.evidence.targets:
+    if outcome.evidence is None or not outcome.evidence.targets:
         raise RuntimeError(f"{program}: {outcome.verdict}, {outcome.violations}")
     there = outcome.evidence.targets
     alone = round(seconds - sum(row.seconds for row in there), 2)
@@ -147,13 +169,34 @@ def fits(table: Table) -> str:
 
 
 def beside_plain(table: Table) -> str:
-    """What `plain_targets` found: whether the plugin and a plain compile agree."""
-    every = [there for row in table.rows for there in row.targets]
-    ratios = [there.peak / there.plain for there in every if there.peak and there.plain]
-    same = sum(there.fits == there.plain_fits for there in every)
-    kept = sum(there.donated - there.lost == there.plain_kept for there in every)
-    said = f"{same} of {len(every)} verdicts are the same, and in {kept} the number of donated leaves that keep their buffer. Peaks at the same effort: {min(ratios):.3f} to {max(ratios):.3f} times the plain one."
-    return f"{said}\n\n{table.environment}.\n"
+    """What `plain_targets` found: in how many programs of each target the plain compile says the same, and where not. The data have each program."""
+    every = [(row.program, there) for row in table.rows for there in row.targets]
+    targets = Counter(there.target for _, there in every)
+    verdicts = Counter(there.verdict for _, there in every)
+    compiled = [there for _, there in every if there.peak and there.plain]
+    kept = sum(there.donated - there.lost == there.plain_kept for there in compiled)
+    ratios = [there.peak / there.plain for there in compiled if there.peak and there.plain]
+    differ = [
+        f"{program} on {there.target} ({there.verdict.value}, plain: {there.plain_verdict.value})"
+        for program, there in every
+        if there.verdict is not there.plain_verdict
+    ]
+    counts = ", ".join(f"{count} on {target}" for target, count in targets.items())
+    of_each = ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict)
+    lines = [
+        f"* Programs: {counts}. Verdicts: {of_each}.",
+        f"* The same verdict in {len(every) - len(differ)} of {len(every)}.",
+        *([f"* Another verdict: {', '.join(differ)}."] if differ else []),
+        f"* The same number of donated leaves that keep their buffer in {kept} of the {len(compiled)} that both compile.",
+        f"* Peaks at the same effort: {min(ratios):.3f} to {max(ratios):.3f} times the plain one.",
+    ]
+    return "\n".join([*lines, "", f"{table.environment}."]) + "\n"
+
+
+def _verdict(*, fits: bool, said: str) -> Verdict:
+    if not fits:
+        return Verdict.FITS_NOT
+    return Verdict.LEFT_OUT if said else Verdict.FITS
 
 
 def _fit(there: There) -> str:
@@ -168,7 +211,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _ratio(row: Row, there: There) -> float | None:
-    return there.peak / row.peak if there.peak else None
+    return there.peak / row.peak if there.peak and row.peak else None
 
 
 def _gib(size: int | None) -> str:

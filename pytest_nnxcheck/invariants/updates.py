@@ -59,7 +59,7 @@ def handed_back(transform: str, model: str) -> str:
     if transform not in TWINS:
         return returned
     twin = TWINS[transform].format(model=model)
-    return f"write {twin} instead of {transform}, which hands back what f writes to {model} itself, not to an nnx.merge of it; or {returned}"
+    return f"write {twin} instead of {transform}: the transform of flax hands back what f writes to {model} itself, not to an nnx.merge of it; or {returned}"
 
 
 def asserts(ran: Ran) -> bool:

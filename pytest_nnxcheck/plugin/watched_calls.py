@@ -265,7 +265,7 @@ class CallHooks:
         if options.verbosity(self.config) > 1:
             rows += ["  to keep it", *(f"    {text}" for text in result.keep.splitlines())]
         else:
-            rows.append(row("to keep it", "pytest -vv prints a marked test of this call"))
+            rows.append(row("to keep it", "the same run with -vv prints a marked test of this call"))
         return "\n".join([result.why, *rows])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

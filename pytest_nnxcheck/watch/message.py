@@ -82,7 +82,7 @@ def _cure(finding: Leftover) -> str:
 def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[str]) -> str:
     """``30 tests watched: 1 left tracers behind``, and what is ``missing``."""
     counts = [f"{kinds.count(kind)} {text}" for kind, _, text in KINDS.values() if kind in kinds]
-    nothing = "nothing was left behind" if looked else f"tests marked with {MARKER} are checked instead"
+    nothing = "no test left a tracer behind" if looked else f"tests marked with {MARKER} are checked instead"
     text = f"{counted(looked, 'test')} watched: {', '.join(counts) or nothing}"
     text += f"; {partly} checked in part: they reach too many objects" if partly else ""
     return "; ".join([text, *filter(None, missing)])

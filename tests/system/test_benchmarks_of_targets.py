@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.on_targets import commands, rows
@@ -24,6 +26,24 @@ def test_the_table_of_programs_has_the_spread_of_the_ratios_to_the_cpu():
     lines = rows.programs(TABLE).splitlines()
     assert lines[-4:-1] == ["| v5e | 1.50 | 2.25 | 3.00 |", "| h100 | 0.50 | 0.75 | 1.00 |", ""]
     assert lines[-1].startswith("jax 1. ")
+
+
+def test_plain_compiles_are_counted_where_both_agree_and_named_where_not():
+    same = replace(THERE, plain=150 * MIB, plain_kept=2)
+    programs = {
+        "same": same,
+        "other": replace(THERE, peak=90 * MIB, plain=100 * MIB, plain_fits=False, plain_kept=3),
+        "neither": replace(THERE, peak=None, donated=0, lost=0, said="a callback", plain_said="a callback"),
+        "alone": replace(same, plain=None, plain_kept=0, plain_said="no such device"),
+    }
+    table = Table("jax 1", tuple(Row(name, 0, MIB, 1.0, (there,)) for name, there in programs.items()))
+    assert rows.beside_plain(table).splitlines()[:-2] == [
+        "* Programs: 4 on v5e. Verdicts: 3 fits, 0 does not fit, 1 left out.",
+        "* The same verdict in 2 of 4.",
+        "* Another verdict: other on v5e (fits, plain: does not fit), alone on v5e (fits, plain: left out).",
+        "* The same number of donated leaves that keep their buffer in 1 of the 2 that both compile.",
+        "* Peaks at the same effort: 0.900 to 1.000 times the plain one.",
+    ]
 
 
 @pytest.mark.skipif(not commands.DOCUMENT.exists(), reason="the document is not there")

@@ -67,7 +67,7 @@ def test_marked(nnx_wrap):
 def test_a_marked_test_is_checked_and_not_watched_and_a_path_may_follow_the_option(watch):
     result, _ = watch(MARKED, "test_suite.py")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
+    result.stdout.fnmatch_lines(["1 test watched: no test left a tracer behind*"])
     result, _ = watch(MARKED, "-k", "marked")
     result.stdout.fnmatch_lines(["0 tests watched: tests marked with nnx_invariants are checked instead*"])
 

@@ -222,9 +222,9 @@ def test_traces():
     assert traces == 2
 
 def generated(function):
-    # In code that is in no file, as checkers of types do.
+    # In code that is in no file, with an argument of its own, as checkers of types do.
     scope = {"function": function}
-    exec("def wrapper(self, *args): return function(self, *args)", scope)
+    exec("def wrapper(*args, its_own=function): return its_own(*args)", scope)
     return functools.wraps(function)(scope["wrapper"])
 
 class Decorated(nnx.Module):
