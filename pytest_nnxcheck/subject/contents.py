@@ -21,7 +21,7 @@ from pytest_nnxcheck.compat.arrays import is_array, is_held_ref, is_in_ref, valu
 from pytest_nnxcheck.compat.owner import is_library
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.subject.subject import Subject, spell
-from pytest_nnxcheck.walk.fingerprint import equal, fingerprint, short
+from pytest_nnxcheck.walk.fingerprint import Known, equal, fingerprint, short
 from pytest_nnxcheck.walk.raw_access import MISSING, class_dict, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -40,7 +40,7 @@ class Contents:
     @classmethod
     def of(cls, module: Any) -> Contents:
         """The contents of a module as it is now."""
-        found = dict(graph.variables(module))
+        found, known = dict(graph.variables(module)), Known()
         return cls(
             found,
             {
@@ -48,7 +48,7 @@ class Contents:
                 for path, each in found.items()
                 for name, value in graph.variable_metadata(each).items()
             },
-            {path: fingerprint(value) for path, value in graph.attributes(module, with_nodes=True)},
+            {path: fingerprint(value, known=known) for path, value in graph.attributes(module, with_nodes=True)},
         )
 
 

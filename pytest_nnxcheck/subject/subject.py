@@ -28,7 +28,7 @@ from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_state
-from pytest_nnxcheck.walk.fingerprint import Unknown, exact, fingerprint, show
+from pytest_nnxcheck.walk.fingerprint import Known, Unknown, exact, fingerprint, show
 from pytest_nnxcheck.walk.visit import FoundTracer
 from pytest_nnxcheck.walk.walk import Walk, tracers_left, walk
 from pytest_nnxcheck.xla.buffers import PROGRAM
@@ -630,7 +630,8 @@ def definition_of(subject: Subject, graphdef: Any) -> Any:
     try:
         return ByValue(graphdef, hash(graphdef))
     except TypeError:  # an attribute that has no hash
-        return tuple((path, fingerprint(value)) for path, value in graph.attributes(subject.state))
+        known = Known()
+        return tuple((path, fingerprint(value, known=known)) for path, value in graph.attributes(subject.state))
 
 
 def identity(subject: Subject) -> Any:

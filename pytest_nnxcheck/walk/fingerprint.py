@@ -38,23 +38,36 @@ def is_array(value: Any) -> bool:
 # --- values that a trace takes for alike ----------------------------------------------------------------------------------------
 
 
-def fingerprint(value: Any, depth: int = DEEPEST) -> Any:
+Known = dict[tuple[int, int], tuple[Any, Any]]
+"""The fingerprints of objects, by their id and the depth, each with the object, so that no id is used again."""
+
+
+def fingerprint(value: Any, depth: int = DEEPEST, known: Known | None = None) -> Any:
     """A hashable stand-in, equal for values that a trace takes for alike: arrays of one type, code with the same captures, objects with the same attributes.
 
-    It runs nobody's ``==``, ``hash`` or ``repr``, and raises nothing.
+    It runs nobody's ``==``, ``hash`` or ``repr``, and raises nothing. ``known`` has those of what was met before: the layers of a model may all
+    lead to each other.
     """
-    cls = type(value)
+    cls, known = type(value), {} if known is None else known
     if cls in _ATOMS:
         return (cls, repr(value))
     if isinstance(value, type) or depth == 0:
         return id(value) if isinstance(value, type) else cls.__qualname__
+    key = id(value), depth
+    if key not in known:
+        known[key] = value, of_object(value, depth - 1, known)
+    return known[key][1]
+
+
+def of_object(value: Any, depth: int, known: Known) -> tuple[Any, ...]:
+    cls = type(value)
     if cls is FunctionType:
-        return (value.__code__, *(fingerprint(part, depth - 1) for part in held_by(value)))
+        return (value.__code__, *(fingerprint(part, depth, known) for part in held_by(value)))
     if cls is MethodType:
-        return (fingerprint(value.__func__, depth - 1), fingerprint(value.__self__, depth - 1))
+        return (fingerprint(value.__func__, depth, known), fingerprint(value.__self__, depth, known))
     if hasattr(cls, "shape") and hasattr(cls, "dtype"):
         return (cls.__qualname__, str(value.shape), str(value.dtype))
-    return (cls.__qualname__, *of_items(value, depth - 1), *of_attributes(value, depth - 1))
+    return (cls.__qualname__, *of_items(value, depth, known), *of_attributes(value, depth, known))
 
 
 def held_by(function: FunctionType) -> tuple[Any, ...]:
@@ -63,25 +76,25 @@ def held_by(function: FunctionType) -> tuple[Any, ...]:
     return cells, function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
 
 
-def of_items(value: Any, depth: int) -> tuple[Any, ...]:
+def of_items(value: Any, depth: int, known: Known) -> tuple[Any, ...]:
     if isinstance(value, dict):
         pairs = list(dict.items(value))[:LONGEST]
-        return (len(value), *(fingerprint(item, depth) for pair in pairs for item in pair))
+        return (len(value), *(fingerprint(item, depth, known) for pair in pairs for item in pair))
     if isinstance(value, list | tuple):
-        return (len(value), *(fingerprint(item, depth) for item in list(value)[:LONGEST]))
+        return (len(value), *(fingerprint(item, depth, known) for item in list(value)[:LONGEST]))
     if isinstance(value, set | frozenset):
-        return (frozenset(fingerprint(item, depth) for item in value),)
+        return (frozenset(fingerprint(item, depth, known) for item in value),)
     return ()
 
 
-def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
+def of_attributes(value: Any, depth: int, known: Known) -> tuple[Any, ...]:
     """The attributes of an object; for an object of a library only the function that it wraps."""
     stored = layout(type(value))
     own = stored.read(value) or {}
     if owner(top_package(type(value))) in ("jax", "flax"):
         own = {name: own[name] for name in ("__wrapped__", "fun", "f") if name in own}
     pairs = [*own.items(), *((name, held) for name, held in stored.read_slots(value) if held is not MISSING)]
-    return tuple((name, fingerprint(held, depth)) for name, held in pairs[:LONGEST])
+    return tuple((name, fingerprint(held, depth, known)) for name, held in pairs[:LONGEST])
 
 
 # --- values that decide a result -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from flax import nnx
 from wild_training import apply_gradients, make_optimizer
 
 from pytest_nnxcheck.engine.example import Example, Memo
-from pytest_nnxcheck.walk.fingerprint import MOST, Unknown, exact
+from pytest_nnxcheck.walk.fingerprint import MOST, Known, Unknown, exact, fingerprint
 
 
 class Config:
@@ -138,3 +138,32 @@ def test_a_step_that_builds_its_optimizer_in_the_body_is_profiled_once() -> None
     alike, other = traces_of_two_nestings((1e-3, 1e-3)), traces_of_two_nestings((1e-3, 1e-2))
 
     assert alike[1] < other[1]
+
+
+class Layer:
+    """Leads to all layers, as those of a functional model of keras do."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        self.before = self.after = layers
+        layers.append(self)
+
+
+class Counted:
+    """Looks like an array, and counts who asks for its shape."""
+
+    dtype, looks = "float32", 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        self.looks += 1
+        return (2,)
+
+
+def test_an_object_to_which_many_others_lead_is_looked_at_once_for_each_depth() -> None:
+    held = Counted()
+    layers: list[Any] = [held]
+    for _ in range(3):
+        Layer(layers)
+    known = Known()
+    assert fingerprint(layers, known=known) == fingerprint(layers, known=known)
+    assert held.looks == 2  # within the list, and within the lists of its layers
