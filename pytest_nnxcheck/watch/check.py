@@ -54,6 +54,10 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
             # Flax may refuse what the call leaves in its module, where the user's own call raises nothing.
             if run.executor.unchecked(body, mode, "own") is not None:
                 return CheckedCall("raises", first_line(plain))
+            if is_eager(
+                plain
+            ):  # an input that the call reads came as an array of NumPy, and a check hands on arrays of jax
+                return CheckedCall("eager", first_line(plain))
             return CheckedCall("checked", error=conclude.conclude(plain, run))
         states = [known.profile.state for known in run.memo.known.values() if known.profile is not None]
         if run.facts.added or any(state.added or state.removed for state in states):
@@ -61,8 +65,7 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
         if why := may_go_on(call.jitted or any(state.changed for state in states)):
             return CheckedCall("not checked", why)
         error = raised(run, Nesting((Layer(JIT),), mode), body) if plain is None else None
-        # Nobody said that it can be traced: it reads values, or captures a module that was made outside.
-        if error is not None and (refusals.asks_for_value(error) or refusals.is_refusal(error)):
+        if is_eager(error):
             return CheckedCall("eager", first_line(error))
         try:
             # Without hypothesis, which refuses a test inside of a test of its own: a sweep is all that is asked for.
@@ -73,6 +76,11 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
             return CheckedCall("checked", error=conclude.conclude(error, run))
         why = conclude.proves_nothing(run)
         return CheckedCall("not checked" if why else "checked", why)
+
+
+def is_eager(error: BaseException | None) -> bool:
+    """True if a call reads values, or captures a module that was made outside: nobody said that it can be traced."""
+    return refusals.asks_for_value(error) or refusals.is_refusal(error)
 
 
 def raised(run: Run, nesting: Nesting, body: Callable[[], None]) -> BaseException | None:

@@ -94,6 +94,14 @@ class Checked(nnx.Module):
 def test_callback():
     nnx.recursive_map(lambda path, node: node, Probe()) if hasattr(nnx, "recursive_map") else None
 
+def filled(shapes, count):
+    if count == 0:
+        raise ValueError("no data")
+    return jnp.ones(shapes.kernel.value.shape) / count
+
+def test_of_shapes():
+    filled(nnx.eval_shape(linear), jnp.ones((), jnp.int32))
+
 def test_eager():
     assert Checked()(X)
     with pytest.raises(ValueError):
@@ -127,7 +135,7 @@ BROKEN = {
 def test_planted_bugs_are_found_and_the_tests_pass(calls):
     result = calls(PLANTED, "-vv")
     assert failed(result) == BROKEN
-    result.assert_outcomes(passed=8 + 2, failed=3, skipped=1)
+    result.assert_outcomes(passed=9 + 2, failed=3, skipped=2)
     result.stdout.fnmatch_lines(
         [
             "  tracers     tracers remain in causal.cache[[]2[]]",
@@ -140,7 +148,7 @@ def test_planted_bugs_are_found_and_the_tests_pass(calls):
             "        attention = Attention()",
             "        assert nnx_wrap(attention.scores)(X).shape == (2, 4)",
             "nnx-call::test_suite.Checked(f32(2,4))  eager: TracerBoolConversionError*",
-            "6 distinct calls: 2 passed, 3 failed, 1 eager",
+            "7 distinct calls: 2 passed, 3 failed, 2 eager",
         ]
     )
     # The call inside of the eager one is checked in its place.
@@ -151,8 +159,8 @@ def test_planted_bugs_are_found_and_the_tests_pass(calls):
 def test_workers_find_the_same(calls):
     result = calls(PLANTED, "-n2", how="subprocess")
     assert failed(result) == BROKEN
-    result.assert_outcomes(passed=8 + 2, failed=3, skipped=1)
-    result.stdout.fnmatch_lines(["6 distinct calls: 2 passed, 3 failed, 1 eager"])
+    result.assert_outcomes(passed=9 + 2, failed=3, skipped=2)
+    result.stdout.fnmatch_lines(["7 distinct calls: 2 passed, 3 failed, 2 eager"])
 
 
 @pytest.mark.slow
@@ -166,7 +174,7 @@ def test_lf_makes_a_call_that_failed_again(calls):
 def test_a_known_failure_of_a_call_is_expected(calls, pytester):
     pytester.makefile(".toml", known='["nnx-call::*Probe*"]\ntracers = "a log"\n')
     result = calls(PLANTED, "-k", "list or healthy", "--nnx-expected-failures=known.toml")
-    result.assert_outcomes(passed=2 + 2, deselected=6)
+    result.assert_outcomes(passed=2 + 2, deselected=7)
     result.stdout.fnmatch_lines(["*Probe*15 expected to fail*"])
 
 
@@ -324,17 +332,17 @@ def test_two_calls_with_one_name_have_the_same_ids_in_every_process(calls):
 
 def test_time_that_is_over_is_said_and_skips_the_calls(calls):
     result = calls(PLANTED, "--nnx-watch-seconds=0")
-    result.assert_outcomes(passed=8, skipped=5)
-    result.stdout.fnmatch_lines(["*5 distinct calls: 5 not checked in 0 s"])
+    result.assert_outcomes(passed=9, skipped=6)
+    result.stdout.fnmatch_lines(["*6 distinct calls: 6 not checked in 0 s"])
 
 
 def test_a_list_checks_nothing(calls):
     result = calls(PLANTED, option="--nnx-watch=list")
-    result.assert_outcomes(passed=8)
+    result.assert_outcomes(passed=9)
     result.stdout.fnmatch_lines(
         [
             "nnx-call::test_suite.Attention.scores(f32(2,4))  made at test_suite.py:52",
             "nnx-call::test_suite.Checked(f32(2,4))  made at test_suite.py:*",
-            "5 distinct calls",
+            "6 distinct calls",
         ]
     )
