@@ -48,17 +48,8 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
 
         mode = run.settings.chosen_modes[0]
         plain = raised(run, Nesting(mode=mode), body)
-        if isinstance(plain, CheckError):
-            return CheckedCall("not checked", first_line(plain))
         if plain is not None and not isinstance(plain, InvariantViolation):
-            # Flax may refuse what the call leaves in its module, where the user's own call raises nothing.
-            if run.executor.unchecked(body, mode, "own") is not None:
-                return CheckedCall("raises", first_line(plain))
-            if is_eager(
-                plain
-            ):  # an input that the call reads came as an array of NumPy, and a check hands on arrays of jax
-                return CheckedCall("eager", first_line(plain))
-            return CheckedCall("checked", error=conclude.conclude(plain, run))
+            return raised_alone(run, plain, body)
         states = [known.profile.state for known in run.memo.known.values() if known.profile is not None]
         if run.facts.added or any(state.added or state.removed for state in states):
             return CheckedCall("makes Variables", "no later call of it was made, whose structure stays")
@@ -76,6 +67,18 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
             return CheckedCall("checked", error=conclude.conclude(error, run))
         why = conclude.proves_nothing(run)
         return CheckedCall("not checked" if why else "checked", why)
+
+
+def raised_alone(run: Run, error: BaseException, body: Callable[[], None]) -> CheckedCall:
+    """What a call is that raised without any nesting."""
+    if isinstance(error, CheckError):
+        return CheckedCall("not checked", first_line(error))
+    # Flax may refuse what the call leaves in its module, where the user's own call raises nothing.
+    if run.executor.unchecked(body, run.settings.chosen_modes[0], "own") is not None:
+        return CheckedCall("raises", first_line(error))
+    if is_eager(error):  # a call that gets an abstract model is always traced
+        return CheckedCall("eager", first_line(error))
+    return CheckedCall("checked", error=conclude.conclude(error, run))
 
 
 def is_eager(error: BaseException | None) -> bool:
