@@ -56,7 +56,7 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
         if why := may_go_on(call.jitted or any(state.changed for state in states)):
             return CheckedCall("not checked", why)
         error = raised(run, Nesting((Layer(JIT),), mode), body) if plain is None else None
-        if is_eager(error):
+        if error is not None and is_eager(error):
             return CheckedCall("eager", first_line(error))
         try:
             # Without hypothesis, which refuses a test inside of a test of its own: a sweep is all that is asked for.
@@ -81,7 +81,7 @@ def raised_alone(run: Run, error: BaseException, body: Callable[[], None]) -> Ch
     return CheckedCall("checked", error=conclude.conclude(error, run))
 
 
-def is_eager(error: BaseException | None) -> bool:
+def is_eager(error: BaseException) -> bool:
     """True if a call reads values, or captures a module that was made outside: nobody said that it can be traced."""
     return refusals.asks_for_value(error) or refusals.is_refusal(error)
 
