@@ -203,7 +203,7 @@ class Recorder:
 
 
 def quickly(value: Any, objects: list[Any]) -> Any:
-    """What tells a value from others without work; the ``objects`` that are known by their ids are added."""
+    """Tell a value from others without work; the ``objects`` that are known by their ids are added."""
     if is_array(value):
         return type(value), value.shape
     if type(value) in (tuple, list, dict):
