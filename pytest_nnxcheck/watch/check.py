@@ -70,7 +70,7 @@ def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> Checke
 
 
 def raised_alone(run: Run, error: BaseException, body: Callable[[], None]) -> CheckedCall:
-    """What a call is that raised without any nesting."""
+    """Give the result of a call that raised without any nesting."""
     if isinstance(error, CheckError):
         return CheckedCall("not checked", first_line(error))
     # Flax may refuse what the call leaves in its module, where the user's own call raises nothing.
