@@ -151,7 +151,7 @@ def _of_slice(target: options.Given) -> options.Given | None:
 
 def _of_meshes(config: pytest.Config, parsed: argparse.Namespace) -> options.Given | None:
     """The devices of the largest mesh that a check by name is for; `None` where none has one."""
-    args = [str(each) for each in getattr(parsed, "file_or_dir", ())]  # with --help pytest reads no files
+    args = [str(each) for each in getattr(parsed, "file_or_dir", None) or ()]  # with --help pytest reads no files
     if not parsed.nnx_named and not any(f"{CHECK_ID}::" in arg for arg in args):
         return None
     from pytest_nnxcheck.named import devices_of_meshes
