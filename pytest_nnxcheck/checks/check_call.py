@@ -589,9 +589,10 @@ def of_holding(ran: Ran) -> tuple[Note, ...]:
 def not_moved(ran: Ran) -> tuple[str, ...]:
     """The leaves that a nesting left as they are, and the un-nested call changes. A reference counts if the same calls without the nesting give it another value."""
     subject, state, observation = ran.call.subject, ran.profile.state, ran.observation
-    before, came_out = (dict(graph.raw_leaves(node)) for node in (subject.state, observation.state))
-    written = () if observation.abstract else state.references & state.changed & came_out.keys()
-    kept = {subject.path(path): path for path in written if alike(came_out[path], before[path])}
+    kept: dict[str, Any] = {}
+    if (written := state.references & state.changed) and not observation.abstract:
+        before, came_out = (dict(graph.raw_leaves(node)) for node in (subject.state, observation.state))
+        kept = {subject.path(path): path for path in written & came_out.keys() if alike(came_out[path], before[path])}
     if kept:
         calls = ran.reference.wanted if ran.reference else Evaluated().effect(subject, meaning_of(ran.call.nesting))
         after = {name: leaf.value for name, leaf in calls.after.leaves.items() if leaf.value is not UNCHANGED}

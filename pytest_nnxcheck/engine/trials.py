@@ -54,11 +54,15 @@ def without_a_trial(layer: Layer, call: Call) -> Misfit | None:
         return Misfit("no float input")
     if layer.row.pair == "gradients" and not (layer.captures or call.profile.training.parameters):
         return Misfit("no parameter")
+    return sharded_leaf(layer, call) if layer.row.on_mesh else None
+
+
+def sharded_leaf(layer: Layer, call: Call) -> Misfit | None:
+    """The first leaf of a call that is cut over devices; `None` if each device has all of them whole."""
     leaves = [(call.subject.path(path), value) for path, value in graph.raw_leaves(call.subject.state)]
     for path, leaf in [*leaves, *zip(call.subject.input_names, call.subject.inputs, strict=False)]:
         sharding = getattr(leaf, "sharding", None)
-        whole = not isinstance(sharding, jax.sharding.Sharding) or sharding.is_fully_replicated
-        if layer.row.on_mesh and not whole:
+        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:
             return Misfit("sharded leaf", path, layer=layer)
     return None
 
