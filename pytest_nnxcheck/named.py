@@ -523,7 +523,8 @@ def labels(args: Iterable[str]) -> dict[str, str]:
 
 def devices_of_meshes(typed: Sequence[tuple[str, str]], args: Iterable[str]) -> int:
     """The devices of the largest mesh that a command line names; 1 without one. Raises `SettingError`."""
-    return max(each.devices for each in read_all(typed, labels(args).values()))
+    ids = labels(args).values()
+    return max(each.devices for each in read_all(typed, ids)) if typed or ids else 1
 
 
 def register(

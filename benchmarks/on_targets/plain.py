@@ -19,6 +19,7 @@ from benchmarks.on_targets.rows import Row, There, measured
 from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.compat.targets import effort_options, limit_of, machine_of
 from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.xla.hlo import aliases
 
 CHIPS, TWO = "v5e,v5p,v6e,h100", "v5e,h100"
@@ -105,7 +106,7 @@ def plain(word: str, function: Any, args: Sequence[Any], like: Any, effort: str)
             compiled = lowered.compile()
         except Exception as error:  # noqa: BLE001 - jax and a compiler refuse in many ways
             full = "RESOURCE_EXHAUSTED" in str(error)
-            return Plain(fits=not full, said="" if full else f"{type(error).__name__}: {error}"[:200])
+            return Plain(fits=not full, said="" if full else first_line(error))
     totals: Any = compiled.memory_analysis()
     parts = (totals.argument_size_in_bytes, totals.output_size_in_bytes, totals.temp_size_in_bytes)
     on_chip = sum(parts) - totals.alias_size_in_bytes

@@ -97,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _register_parts(config: pytest.Config) -> None:
     """Add the hooks that the options of this run need beside the checks; a run loads no other of these modules. Raises `SettingError`."""
     named = options.named(config)
-    if named or any(f"{CHECK_ID}::" in arg for arg in config.args):
+    if _names_a_check(named, config.args):
         from pytest_nnxcheck.named import register
         from pytest_nnxcheck.plugin import cache
 
@@ -152,12 +152,17 @@ def _of_slice(target: options.Given) -> options.Given | None:
 def _of_meshes(config: pytest.Config, parsed: argparse.Namespace) -> options.Given | None:
     """The devices of the largest mesh that a check by name is for; `None` where none has one."""
     args = [str(each) for each in getattr(parsed, "file_or_dir", None) or ()]  # with --help pytest reads no files
-    if not parsed.nnx_named and not any(f"{CHECK_ID}::" in arg for arg in args):
+    if not _names_a_check(parsed.nnx_named, args):
         return None
     from pytest_nnxcheck.named import devices_of_meshes
 
     count = devices_of_meshes(parsed.nnx_named, args)
     return options.Given(count, f"option {table.flag('mesh')}", config.invocation_params.dir) if count > 1 else None
+
+
+def _names_a_check(typed: Iterable[tuple[str, str]], args: Iterable[str]) -> bool:
+    """True if the command line may name a check: most runs name none, and load no reader of names."""
+    return bool(typed) or any(f"{CHECK_ID}::" in arg for arg in args)
 
 
 # --- collection ----------------------------------------------------------------------------------------------------------

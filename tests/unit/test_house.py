@@ -111,3 +111,10 @@ def test_a_quarter_of_the_tests_at_most_use_private_names():
             if names & {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         ]
     assert len(private) <= every / 4, f"{len(private)} of {every}"
+
+
+def test_data_of_the_documents_name_no_file_of_a_machine():
+    path = re.compile(r"(?<![\w:/.])/\w+(?:/[\w.-]+)+\.py")
+    data = {file.name: file.read_text() for file in (ROOT / "docs").glob("*.json")}
+    assert data
+    assert {name: found for name, text in data.items() if (found := path.findall(text))} == {}
