@@ -12,6 +12,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Container, Iterator
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -403,7 +404,13 @@ def is_graph_node(value: object) -> bool:
     `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after; there it also says True of a
     reference. All versions.
     """
+    if type(value) in PLAIN:
+        return False
     return isinstance(value, nnx.Variable) or (not is_ref(value) and bool(nnx.graph.is_graph_node(value)))
+
+
+PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), FunctionType, functools.partial))
+"""The types of most attributes of a module, none of which is a graph node or holds one for flax. To ask flax and jax for each value takes a tenth of a check."""
 
 
 def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
@@ -439,7 +446,7 @@ def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """
     nodes: dict[int, tuple[tuple[Any, ...], Any]] = {}
     for path, node in iter_graph(state):
-        if isinstance(node, nnx.Variable) or is_ref(node):
+        if type(node) not in PLAIN and (isinstance(node, nnx.Variable) or is_ref(node)):
             nodes.setdefault(id(node), (tuple(path), node))
     return list(nodes.values())
 
@@ -459,7 +466,7 @@ def attributes(state: Any, *, with_nodes: bool = False) -> list[tuple[tuple[Any,
         for path, node in iter_graph(state)
         if is_graph_node(node) and not isinstance(node, nnx.Variable)
         for name, value in attributes_of(node).items()
-        if not (is_ref(value) or (is_graph_node(value) if with_nodes else holds_nodes(value)))
+        if type(value) in PLAIN or not (is_ref(value) or (is_graph_node(value) if with_nodes else holds_nodes(value)))
     ]
 
 

@@ -138,6 +138,8 @@ def counterparts(mine: Any, copy: Any) -> list[tuple[Any, Any]]:
 
 def nodes_in(value: Any) -> dict[Any, Any]:
     """The graph nodes, Variables among them, in a tree, by their places; a list in a plain value, as that of a Keras layer, has those of the copy in the copy."""
+    if type(value) in graph.PLAIN:
+        return {}
     leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=graph.is_graph_node)
     return {path: leaf for path, leaf in leaves if graph.is_graph_node(leaf)}
 
@@ -151,6 +153,8 @@ def with_nodes(value: Any, own: dict[int, Any]) -> Any:
 
 def same(held: Any, value: Any) -> bool:
     """True if two trees have the very same nodes and arrays, and other leaves with equal fingerprints."""
+    if held is value and type(value) in graph.PLAIN:
+        return True
     flat: Any = [jax.tree.flatten(tree, is_leaf=graph.is_graph_node) for tree in (held, value)]
     (mine, old), (others, new) = flat
     return bool(old == new) and all(
