@@ -55,7 +55,7 @@ class Slice:
         source = read(module)
         if module not in self.texts:
             self.texts[module], self._needs[module] = {}, {}
-            for statement in source.effects():
+            for statement in source.effects:
                 self.take_statement(module, statement)
         for name in names:
             if name in source.left_out:
@@ -158,8 +158,10 @@ class SourceModule:
                 return node
         raise NoSource(f"the source of {getattr(function, '__qualname__', function)} cannot be found")
 
-    def effects(self) -> Iterator[ast.stmt]:
+    @functools.cached_property
+    def effects(self) -> tuple[ast.stmt, ...]:
         """The statements that a module of the user's runs for their effect: they bind no name, or their decorator is a function of the module, as ``@register``."""
+        found = list[ast.stmt]()
         functions = {name for name, nodes in self.bound.items() if isinstance(nodes[-1], ast.FunctionDef)}
         for node in () if is_ours(self.module) else self.tree.body:
             decorators = [names_of(each) for each in getattr(node, "decorator_list", ())]
@@ -168,7 +170,8 @@ class SourceModule:
                 names |= names_of(node)
             reads = [globals_in(self.text(self.bound[name][-1])[0]) for name in names & functions]
             if names and not names.union(*reads) & {*self.left_out, "__name__"}:
-                yield node
+                found.append(node)
+        return tuple(found)
 
 
 @functools.lru_cache(maxsize=256)
@@ -253,6 +256,7 @@ def place_of(module: ModuleType) -> Path:
     return Path([*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""][0]).resolve()
 
 
+@functools.lru_cache(maxsize=256)
 def is_installed(module: ModuleType) -> bool:
     """True if a module is found from everywhere: the standard library, or an installed package."""
     built_in = not (getattr(module, "__file__", None) or getattr(module, "__path__", None))
