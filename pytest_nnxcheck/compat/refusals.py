@@ -84,8 +84,13 @@ def is_of_flax(error: BaseException) -> bool:
     )
 
 
-_OF_CPU = ("not found for platform cpu", "is not supported by XLA:CPU", "supported on CPU backend")
-"""Words of jax and XLA about a primitive that another platform lowers: no rule for it, no code for it, or a kernel of Pallas."""
+_OF_CPU = (
+    "not found for platform cpu",
+    "is not supported by XLA:CPU",
+    "supported on CPU backend",
+    "is not supported by dot_general on CPU",
+)
+"""Words of jax and XLA about a primitive that another platform lowers: no rule for it, no code for it, a kernel of Pallas, or a precision of a product."""
 
 
 def is_of_platform(error: BaseException | None) -> bool:

@@ -109,7 +109,7 @@ def unchanged(call: SuiteCall) -> Iterator[None]:
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
-        jits.traced_anew([call.subject, *seen.seen.values()]),
+        jits.traced_apart([call.subject, *seen.seen.values()]),
     ):
         warnings.simplefilter("ignore")
         for _, kind, place, held in seen.places:

@@ -1,4 +1,4 @@
-"""A program that another platform alone can lower is left out on this one, with the reason: a kernel of Pallas for TPUs."""
+"""A program that another platform alone can lower is left out on this one, with the reason: a kernel of Pallas for TPUs, a precision of products."""
 
 from __future__ import annotations
 
@@ -51,3 +51,11 @@ def test_where_nothing_else_is_asserted_the_check_says_so():
     with pytest.raises(CheckError, match="nothing was checked: .*this CPU cannot lower the program .*--nnx-target"):
         check(*handed(interpret=False, abstract=False), nesting="jit")
     assert check(*handed(interpret=True, abstract=False), nesting="jit").ok
+
+
+@pytest.mark.skipif(not hasattr(jax.lax, "DotAlgorithmPreset"), reason="this jax names no algorithms of products")
+def test_a_precision_that_no_cpu_has_is_left_out_too():
+    precision = jax.lax.DotAlgorithmPreset.F16_F16_F32
+    report = check(nnx.Linear(8, 8, precision=precision, rngs=nnx.Rngs(0)), jnp.ones((8, 8)), **FEW)
+    assert {str(each.nesting): each.verdict for each in report.outcomes}["jit"] == "rejected"
+    assert "jit left out: this CPU cannot lower the program (ValueError: The precision" in flat(" ".join(report.notes))

@@ -228,6 +228,11 @@ def test_traces():
     for rows in (2, 2, 3, 3):
         step(net, jnp.ones((rows, 4)))
     assert traces == 2
+    for _ in range(2):
+        step(Decorated(), X)  # checked as well, when the function has traces that it keeps
+    assert traces == 3
+    step(net, X)
+    assert traces == 3
 
 def generated(function):
     # In code that is in no file, with an argument of its own, as checkers of types do.
