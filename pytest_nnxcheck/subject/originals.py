@@ -123,7 +123,7 @@ def has_no_value(value: Any) -> bool:
 
 
 def reads_what_is_left(subject: Subject, before: Walk) -> bool:
-    """True if a trace of the call takes tracers of another trace: jax makes them parameters that nobody passes."""
+    """True if a trace of the call takes tracers of another trace: jax raises, or makes them parameters that nobody passes."""
     graphdef, leaves = subject.split()
 
     def call(leaves: Any, inputs: Any) -> Any:
@@ -132,6 +132,8 @@ def reads_what_is_left(subject: Subject, before: Walk) -> bool:
     with subject.undone(subject.state, before):
         try:
             traced = jax.jit(call).trace(leaves, subject.inputs)
+        except jax.errors.UnexpectedTracerError:
+            return True
         except Exception:  # noqa: BLE001 - the nestings say what the call raises
             return False
         return len(staging.open_jaxpr(traced.jaxpr).invars) > len(jax.tree.leaves((leaves, subject.inputs)))
