@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import io
-import logging
-import random
-import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from pytest_nnxcheck.api import wrap
-from pytest_nnxcheck.compat import jits, refusals
+from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting
@@ -21,9 +14,8 @@ from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.runner import conclude, execution
 from pytest_nnxcheck.runner.run import Run, Sweep, sweep
 from pytest_nnxcheck.subject.on_purpose import of_frames, prepared_by
-from pytest_nnxcheck.subject.subject import bind
-from pytest_nnxcheck.walk.walk import walk
 from pytest_nnxcheck.watch.calls import SuiteCall
+from pytest_nnxcheck.watch.surroundings import unchanged
 
 CallVerdict = Literal["checked", "eager", "raises", "makes Variables", "not checked"]
 
@@ -40,7 +32,9 @@ class CheckedCall(NamedTuple):
 
 def check(call: SuiteCall, run: Run, may_go_on: Callable[[bool], str]) -> CheckedCall:
     """Check a call. ``may_go_on`` gets whether it is jitted or changes state, and returns why it is not checked; empty if it is."""
-    with unchanged(call), prepared_by(of_frames(call.caller)):
+    with unchanged(call) as read_once, prepared_by(of_frames(call.caller)):
+        if read_once:
+            return CheckedCall("not checked", f"it leads to a {read_once}, which can be read once")
         subject = wrap(call.subject)
 
         def body() -> None:
@@ -95,37 +89,3 @@ def raised(run: Run, nesting: Nesting, body: Callable[[], None]) -> BaseExceptio
             raise
         return error
     return None
-
-
-@contextlib.contextmanager
-def unchanged(call: SuiteCall) -> Iterator[None]:
-    """Put back what a check changes beside its copies: attributes, globals and caches, mocks, random numbers, what jitted functions have traced, output."""
-    subject = bind(call.subject, call.args, call.kwargs)
-    seen = walk(subject.roots(subject.state))
-    state, numpy = random.getstate(), sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    disabled = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-        jits.traced_apart([call.subject, *seen.seen.values()]),
-    ):
-        warnings.simplefilter("ignore")
-        for _, kind, place, held in seen.places:
-            if any(map(counts, held)):  # what an iterator has given cannot be taken back: the check gets a copy of it
-                kind.write(place, [copy.copy(value) if counts(value) else value for value in held])
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
-            random.setstate(state)
-            if numpy is not None:
-                numpy.random.set_state(of_numpy)
-            seen.places.restore()
-
-
-def counts(value: object) -> bool:
-    """True for an iterator that can be copied, as `itertools.count`."""
-    return isinstance(value, Iterator) and type(value).__module__ == "itertools"
