@@ -656,7 +656,9 @@ class NamedItem(pytest.Function):
         return (*place, f"{CHECK_ID} {self.name}")
 
     def runtest(self) -> None:
-        """Run the test. An exception that the call raises without any nesting gets a note with the arguments."""
+        """Run the test. An exception that the call raises without any nesting gets a note with the arguments, and one that asks for a mesh the option for it."""
+        from pytest_nnxcheck.compat import refusals
+
         __tracebackhide__ = True
         if self.problem is not None:
             raise self.problem
@@ -668,6 +670,8 @@ class NamedItem(pytest.Function):
             nested = any(note.lstrip().startswith("nesting ") for note in getattr(error, "__notes__", ()))
             if self.named.inputs and not nested:
                 error.add_note(f"{CHECK_ID}: the call got {self.named.spelled}, from option {flag('inputs')}")
+            if refusals.asks_for_mesh(error) and not self.named.mesh:
+                error.add_note(f"{CHECK_ID}: {flag('mesh')} data=4,model=2 makes the model and the call under a mesh")
             raise
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> object:  # type: ignore[override]

@@ -618,6 +618,26 @@ def test_shapes_that_do_not_fit_show_the_users_line_and_what_the_call_got(named)
     assert "pytest_nnxcheck" not in result.stdout.str()
 
 
+def test_a_model_that_needs_a_mesh_names_the_option_for_one(named, pytester):
+    pytester.makepyfile(
+        sharded="""
+import jax
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+class Sharded(nnx.Linear):
+    def __init__(self):
+        super().__init__(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return jax.lax.with_sharding_constraint(super().__call__(x), PartitionSpec("data"))
+"""
+    )
+    result = named("--nnx-check=sharded:Sharded", "--nnx-inputs=f32[4,4]", JIT)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *nnx-check: --nnx-mesh data=4,model=2 makes the model and the call under a mesh"])
+
+
 @pytest.mark.parametrize(
     "name, options",
     [("breaks", []), ("raising", []), ("raising", ["--nnx-abstract"]), ("raising", ["--nnx-abstract", INPUTS])],
