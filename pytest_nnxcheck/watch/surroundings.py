@@ -50,6 +50,8 @@ def unchanged(call: SuiteCall) -> Iterator[str]:
 def states_of(objects: Iterable[Any]) -> Iterator[Callable[[], None]]:
     """Functions that put back the states of generators of random numbers, of Python and NumPy; their modules hold one each."""
     for each in objects:
+        if issubclass(type(each), random.SystemRandom):  # it has no state
+            continue
         if each is random or issubclass(type(each), random.Random):
             yield functools.partial(each.setstate, each.getstate())
         elif each is np.random or issubclass(type(each), np.random.RandomState):
@@ -78,7 +80,7 @@ def copied_iterators(seen: Walk) -> str:
 
 def is_iterator(value: object) -> bool:
     """True for an iterator of Python itself, which keeps its position where nobody can put it back."""
-    return issubclass(type(value), Iterator) and type(value).__module__ in ("builtins", "itertools")
+    return type(value).__module__ in ("builtins", "itertools") and issubclass(type(value), Iterator)
 
 
 def is_endless(value: object) -> bool:

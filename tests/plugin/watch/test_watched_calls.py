@@ -213,11 +213,11 @@ def test_counters(capsys):
 class Augmented(nnx.Module):
     def __init__(self):
         self.linear, self.seen = linear(), 0
-        self.own = [random.Random(1), np.random.default_rng(2), np.random.RandomState(3)]
+        self.own = [random.Random(1), np.random.default_rng(2), np.random.RandomState(3), random.SystemRandom()]
 
     def __call__(self, x):
         SUMS[0] += 1
-        python, new, old = self.own
+        python, new, old, _ = self.own
         return self.linear(x) + python.random() + new.random() + old.rand()
 
 SUMS = np.zeros(2)
