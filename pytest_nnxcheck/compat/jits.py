@@ -75,8 +75,7 @@ def is_jitted(value: Any) -> bool:
 def traced_apart(objects: Iterable[Any]) -> Iterator[None]:
     """Keep the traces that are made for a while out of the sight of later calls: a test may count its traces, or what its code does in them.
 
-    jax finds a trace again only under equal options, of which this changes one for a feature that is off by default (profile-guided latency
-    estimation). Jitted functions among ``objects`` that nobody has called also forget what they traced, since a test may ask for the size of their cache:
+    jax finds a trace again only under equal options. This changes an option of a feature that is off by default, profile-guided latency estimation. Jitted functions among ``objects`` that nobody has called also forget what they traced, since a test may ask for the size of their cache:
     ``clear_cache`` is public, that size is not. Tried on jax 0.4.33, 0.5.3, 0.6.2 and 0.12.
     """
     unused = [jit for jit in map(jit_in, objects) if is_jitted(jit) and not jit._cache_size()]

@@ -1,4 +1,4 @@
-"""What a check changes beside its copies, and puts back: the test's objects, counters, random numbers, arrays of NumPy, output, traces of jitted functions."""
+"""Surroundings of a call, which its check changes and puts back: objects, counters, random numbers, arrays of NumPy, output, traces of jitted functions."""
 
 from __future__ import annotations
 
