@@ -42,9 +42,10 @@ def unchanged(call: SuiteCall) -> Iterator[str]:
             yield read_once
         finally:
             logging.disable(disabled)
-            for restore in put_back:
-                restore()
             seen.places.restore()
+            for restore in put_back:
+                with contextlib.suppress(ValueError):  # the call made an array read-only, or resized it
+                    restore()
 
 
 def states_of(objects: Iterable[Any]) -> Iterator[Callable[[], None]]:
