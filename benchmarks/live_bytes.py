@@ -118,18 +118,18 @@ def measured(groups: list[str], width: int, targets: str) -> Pairs:
             known.add(text)
             pairs[compiler].append(Pair(current[0], max(memory.order.totals()), peak))
 
-    def read_here(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Any:
-        memory = read(compiled, subject, gpu=gpu)
+    def read_here(compiled: Any, subject: str | None = None, **options: Any) -> Any:
+        memory = read(compiled, subject, **options)
         if not compiled_for:
             note("cpu", compiled, memory, memory.peak - memory.constants)
         return memory
 
     compiled_for, current = list[str](), [""]
 
-    def on_target(on: Any, compiled: Any, program: Any) -> Any:
+    def on_target(on: Any, compiled: Any, program: Any, on_host: Any) -> Any:
         compiled_for.append(on.target)
-        note(on.target, compiled, read(compiled, gpu=on.target.startswith("h")), on.peak or 0)
-        found = with_buffers(on, compiled, program)
+        note(on.target, compiled, read(compiled, gpu=on.target.startswith("h"), on_host=on_host.held), on.peak or 0)
+        found = with_buffers(on, compiled, program, on_host)
         compiled_for.clear()
         return found
 

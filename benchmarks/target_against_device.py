@@ -1,14 +1,15 @@
-"""Compares what the compiler says of a GPU that is not there with what the GPU itself says, for six NNX programs.
+"""Compares what the compiler says of a GPU that is not there with what the GPU itself says.
 
 ``python -m benchmarks.target_against_device [--target h100] [--json PATH]`` prints a Markdown table; with a path it keeps the
-figures there and the table beside them. Each program runs in two fresh processes: one has the CPU alone and compiles for the
-target, the other compiles for the GPU, and runs the program once. It takes at most six minutes. Without a GPU the table has
-the figures of the target alone.
+figures there and the table beside them. Six NNX programs run in two fresh processes each: one has the CPU alone and compiles
+for the target, the other compiles for the GPU, and runs the program once. The programs of the other benchmarks of targets are
+compiled alone, all in two processes. It takes at most nine minutes. Without a GPU the table has the figures of the target alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -25,14 +26,19 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from benchmarks.on_targets import one_chip, programs
+from benchmarks.on_targets.plain import unbound
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import BY_NAME, parse_target
 from pytest_nnxcheck.core.on_target import OnTarget
+from pytest_nnxcheck.engine.host_memory import OnHost
 from pytest_nnxcheck.engine.on_targets import with_totals
+from pytest_nnxcheck.jaxprs.copies import TracedProgram
 
-MIB = 2**20
-SECONDS, OF_ONE = 340.0, 100.0
-"""For all programs, and for one of them."""
+KIB, MIB = 2**10, 2**20
+SIDES = ("target", "device")
+SECONDS, OF_ONE, OF_OTHERS = 340.0, 100.0, 180.0
+"""For all programs that run, for one of them, and for those that are only compiled."""
 PACKAGES = "jax jaxlib jax-cuda12-pjrt jax-cuda13-pjrt flax optax".split()
 WITHOUT_GPU = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -140,26 +146,47 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 }
 
 
+def others() -> dict[str, Callable[[], Program]]:
+    """The programs of the other benchmarks of targets."""
+    return {name: functools.partial(pure, make) for name, make in {**one_chip.PROGRAMS, **programs.PROGRAMS}.items()}
+
+
+def pure(make: Callable[[], Any]) -> Program:
+    """A call as a function of the state of its modules, which it hands back."""
+    subject, args = unbound(*make())
+    nodes = tuple(arg for arg in args if isinstance(arg, nnx.Module | nnx.Optimizer))
+    inputs = tuple(arg for arg in args if not isinstance(arg, nnx.Module | nnx.Optimizer))
+    graphdef, state = nnx.split(nodes)
+
+    def call(state: Any, inputs: Any) -> Any:
+        nodes = nnx.merge(graphdef, state)
+        out = subject(*nodes, *inputs)
+        return nnx.split(nodes)[1], out
+
+    return call, (state, inputs)
+
+
 # --- in the processes
 
 
-def on_target(name: str, target: str) -> dict[str, Any]:
+def on_target(program: Program, target: str) -> dict[str, Any]:
     """The figures of a program for a target, as the plugin gets them."""
-    function, arguments = PROGRAMS[name]()
+    function, arguments = program
     jitted = jax.jit(function, donate_argnums=0, keep_unused=True)
     donated = tuple(range(len(jax.tree.leaves(arguments[0]))))
     there = parse_target(target)
+    flags = [number in donated for number, _ in enumerate(jax.tree.leaves(arguments))]
+    on_host = OnHost.of(TracedProgram.of(jitted.trace(*arguments).jaxpr, jax.tree.leaves(arguments), flags))
     compiled = targets.compiled_for(there, targets.lowered_for(there, None, jitted, arguments, donated))
-    facts = with_totals(OnTarget(target), compiled, 0)
+    facts = with_totals(OnTarget(target), compiled, 0, on_host)
     if facts.split is None:
         return {"error": "the compiler gives no totals"}
-    return asdict(facts.split) | {"peak": facts.peak}
+    return asdict(facts.split) | {"peak": facts.peak, "most": facts.most}
 
 
-def on_device(name: str) -> dict[str, Any]:
-    """The figures of a program on the GPU that jax has, and its allocator's peak while the program runs once."""
-    function, arguments = PROGRAMS[name]()
-    device = jax.devices("gpu")[0]
+def compiled_on_device(program: Program) -> tuple[Any, dict[str, Any]]:
+    """A program that the GPU of jax compiles, and its figures."""
+    function, arguments = program
     compiled = jax.jit(function, donate_argnums=0, keep_unused=True).lower(*arguments).compile()
     totals: Any = compiled.memory_analysis()
     sizes = {
@@ -169,7 +196,14 @@ def on_device(name: str) -> dict[str, Any]:
         "aliased": totals.alias_size_in_bytes,
     }
     sizes["peak"] = sizes["arguments"] + sizes["outputs"] + sizes["temporaries"] - sizes["aliased"]
-    values = jax.block_until_ready(jax.tree.map(filled, arguments))
+    return compiled, sizes
+
+
+def on_device(program: Program) -> dict[str, Any]:
+    """The figures of a program on the GPU that jax has, and its allocator's peak while the program runs once."""
+    device = jax.devices("gpu")[0]
+    compiled, sizes = compiled_on_device(program)
+    values = jax.block_until_ready(jax.tree.map(filled, program[1]))
     before = device.memory_stats()
     jax.block_until_ready(compiled(*values))
     after = device.memory_stats()
@@ -179,6 +213,17 @@ def on_device(name: str) -> dict[str, Any]:
         "peak_in_use": after["peak_bytes_in_use"],
         "limit": after.get("bytes_limit"),
     }
+
+
+def of_others(figures: Callable[[Program], dict[str, Any]]) -> None:
+    """Print the figures of each program that is only compiled, one line each."""
+    for name, make in others().items():
+        with jax.enable_x64(name in one_chip.IN_DOUBLE):
+            try:
+                found = figures(make())
+            except Exception as error:  # noqa: BLE001 - jax and a compiler refuse in many ways
+                found = {"error": " ".join(str(error).split())[:200] or type(error).__name__}
+        print(json.dumps({"program": name, **found}), flush=True)
 
 
 def filled(leaf: Any) -> Any:
@@ -255,11 +300,31 @@ def measured(target: str, with_gpu: bool, keep: Callable[[list[dict[str, Any]]],
     return rows
 
 
+def compiled_alone(target: str, with_gpu: bool) -> list[dict[str, Any]]:
+    """A row for each of the `others`."""
+    processes = {"target": start(["--others-on-target", "--target", target], WITHOUT_GPU)}
+    if with_gpu:
+        processes["device"] = start(["--others-on-device"], WITH_GPU)
+    rows: dict[str, dict[str, Any]] = {}
+    ends = time.monotonic() + OF_OTHERS
+    for side, process in processes.items():
+        try:
+            output, _ = process.communicate(timeout=max(ends - time.monotonic(), 1.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        for figures in map(json.loads, filter(None, output.splitlines())):
+            name = figures.pop("program")
+            rows.setdefault(name, {"program": name})[side] = figures
+    return [*rows.values()]
+
+
 def markdown(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """The table, in MiB."""
     columns = [
         "program, MiB",
         f"peak for {facts['target']}",
+        "at most",
         "peak on the device",
         "target / device",
         "`peak_bytes_in_use`",
@@ -268,7 +333,7 @@ def markdown(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         there, here = row.get("target", row), row.get("device", {})
-        cells = [sizes(there, "peak"), sizes(here, "peak")]
+        cells = [sizes(there, "peak"), sizes(there, "most"), sizes(here, "peak")]
         of_call = {} if reached_before(here) else here
         cells += [ratio(there, here, "peak"), sizes(of_call, "peak_in_use"), ratio(there, of_call, "peak_in_use")]
         lines.append(f"| {row['program']} | {' | '.join(cells)} |")
@@ -279,8 +344,20 @@ def markdown(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
             lines.append(
                 f"\n* {row['program']}: the allocator's peak was reached before the call, so that it says nothing."
             )
+    compared = [row for row in facts.get("others", ()) if all("peak" in row.get(side, {}) for side in SIDES)]
+    if compared:
+        within = sum(row["device"]["peak"] <= row["target"]["most"] for row in compared)
+        same = sum(abs(more(row)) < KIB for row in compared)
+        lines.append(
+            f"\n* {len(compared)} programs more: {same} of the same peak, {within} within what is said at most."
+        )
     packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items())
     return "\n".join([*lines, "", f"{facts['device']}; {packages}.", ""])
+
+
+def more(row: dict[str, Any]) -> int:
+    """The bytes by which the peak on the device is higher."""
+    return int(row["device"]["peak"] - row["target"]["peak"])
 
 
 def reached_before(device: dict[str, Any]) -> bool:
@@ -315,7 +392,7 @@ def run(target: str, path: Path | None) -> None:
     there = "kind" in gpu
     target = target or (chip_of(gpu["kind"]) if there else "h100")
     device = f"device: {gpu['kind']}" if there else f"no device: {gpu.get('missing') or gpu.get('error')}"
-    facts = {"target": target, "device": device, "packages": packages()}
+    facts: dict[str, Any] = {"target": target, "device": device, "packages": packages()}
     if not there:
         print(f"jax has no GPU here, so that the table has the figures of {target} alone. {device}", file=sys.stderr)
 
@@ -325,6 +402,7 @@ def run(target: str, path: Path | None) -> None:
             path.with_suffix(".md").write_text(markdown(facts, rows))
 
     rows = measured(target, there, keep)
+    facts["others"] = compiled_alone(target, there)
     keep(rows)
     print(markdown(facts, rows))
 
@@ -339,14 +417,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--on-target", default="", choices=["", *PROGRAMS], help=argparse.SUPPRESS)
     parser.add_argument("--on-device", default="", choices=["", *PROGRAMS], help=argparse.SUPPRESS)
+    parser.add_argument("--others-on-target", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--others-on-device", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kind", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.kind:
         print(json.dumps(kind()))
     elif given.on_target:
-        print(json.dumps(timed(lambda: on_target(given.on_target, given.target or "h100"))))
+        print(json.dumps(timed(lambda: on_target(PROGRAMS[given.on_target](), given.target or "h100"))))
     elif given.on_device:
-        print(json.dumps(timed(lambda: on_device(given.on_device))))
+        print(json.dumps(timed(lambda: on_device(PROGRAMS[given.on_device]()))))
+    elif given.others_on_target:
+        of_others(lambda program: on_target(program, given.target or "h100"))
+    elif given.others_on_device:
+        of_others(lambda program: compiled_on_device(program)[1])
     else:
         run(given.target, given.json)
 

@@ -52,7 +52,7 @@ def largest(
 
     def fits(size: int) -> bool:
         tried[size] = on_target(make(size), target, settings)
-        return tried[size].fits
+        return tried[size].fits and not tried[size].may_not_fit
 
     best, worst = 0, low
     while fits(worst):

@@ -243,6 +243,14 @@ _COMPILING = (
 )
 
 
+def moves_to_chip(eqn: Any) -> bool:
+    """True for an equation of `jax.device_put` into the memory of a device, as a `jax.memory.Space` or a sharding names it. From jax 0.8 on."""
+    if eqn.primitive.name != "device_put":
+        return False
+    names = {getattr(place, name, None) for place in eqn.params["devices"] for name in ("memory_kind", "name")}
+    return bool(names & {"Device", "device"})
+
+
 def settings_of_compiles() -> str:
     """The options of jax that change what its compilers make of a text, those that this jax has. Public options. All versions."""
     return repr([(name, jax.config.values[name]) for name in _COMPILING if name in jax.config.values])
@@ -260,6 +268,27 @@ def unfused_options() -> dict[str, Any] | None:
         "xla_disable_hlo_passes": "fusion",
         "xla_allow_excess_precision": False,
     }
+
+
+_PRODUCTS = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated"})
+_ROUNDS_PRODUCTS = {"gpu": 2.0**-10, "tpu": 2.0**-7}
+"""The ``eps`` of the type to which a chip rounds the float32 operands of a product, by its backend: TF32, and bfloat16."""
+_EXACT = ("HIGHEST", "F32_F32_F32", "F64_F64_F64")
+"""The precisions of `jax.lax` under which a product rounds as float32 does on every chip."""
+
+
+def rounding_of_product(eqn: Any) -> float:
+    """The ``eps`` by which the present backend rounds the operands of a matrix product or convolution of float32; 0 for other equations.
+
+    The precision is a parameter of the equation: `None`, one or a pair of `jax.lax.Precision`, or an algorithm. All versions.
+    """
+    if eqn.primitive.name not in _PRODUCTS or all(var.aval.dtype != "float32" for var in eqn.invars):
+        return 0.0
+    asked = eqn.params.get("precision")
+    asked = asked if isinstance(asked, tuple) else (asked,)
+    if all(getattr(each, "name", "") in _EXACT for each in asked):
+        return 0.0
+    return _ROUNDS_PRODUCTS.get(jax.default_backend(), 0.0)
 
 
 SCAN, WHILE, COND, SELECT = "scan", "while", "cond", "select_n"

@@ -41,6 +41,8 @@ class Chip(NamedTuple):
     """The ``chip_config_name`` of a topology; most chips need none."""
     gpu: str = ""
     """The description that the compiler of a GPU reads; empty for a TPU."""
+    workspace: int = 0
+    """Bytes that a kernel of cuBLAS may take beside its arrays on a GPU: ``GetWorkspaceSize`` in openxla/xla."""
 
     @property
     def compiler(self) -> Compiler:
@@ -72,7 +74,9 @@ def _gpus() -> Iterator[Chip]:
     names, *rows = (line.split(maxsplit=11) for line in _GPUS.strip().splitlines())
     for row in rows:
         gpu = dict(zip(names, row, strict=True))
-        yield Chip(gpu["name"], int(gpu["memory"]), tuple(map(str, range(1, MOST_GPUS + 1))), gpu=_GPU.format(**gpu))
+        workspace = (32 if int(gpu["major"]) >= 9 else 4) * 2**20
+        slices = tuple(map(str, range(1, MOST_GPUS + 1)))
+        yield Chip(gpu["name"], int(gpu["memory"]), slices, gpu=_GPU.format(**gpu), workspace=workspace)
 
 
 CHIPS = (

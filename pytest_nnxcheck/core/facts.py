@@ -229,7 +229,7 @@ class CallProgram:
     rewritten: Mapping[int, int] = field(default_factory=dict)
     """The results that are new values of arguments, by the number of the argument."""
     precision: float = 0.0
-    """The distance between one and the next number of the lowest floating type that it computes in."""
+    """The distance between one and the next number of the lowest precision that it computes in: also that of a chip's products."""
     equations: int = 0
     """The number of equations that it runs, each step of a scan counted."""
     operations: int = 0

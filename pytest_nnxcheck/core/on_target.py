@@ -59,6 +59,8 @@ class OnTarget:
     """The totals of the compiler. Their sum is ``peak`` on a GPU, and more on a TPU."""
     unpadded: int | None = None
     """``peak`` on a TPU without the padding of its tiles."""
+    most: int | None = None
+    """On a GPU, ``peak`` with the memory that one product may take beside it on the device: see `xla.products`."""
     copies: int = 0
     """Bytes of copies of the state, by forwarding."""
     state: int = 0
@@ -99,6 +101,11 @@ class OnTarget:
     """The bytes that one device reads and writes in its memory, known where ``flops`` is."""
     seconds: float = field(default=0.0, compare=False)
     """The seconds to lower and compile."""
+
+    @property
+    def may_not_fit(self) -> bool:
+        """True if the program fits as it was compiled, and a device may choose kernels with which it does not."""
+        return self.fits and self.most is not None and self.most > self.limit
 
     @classmethod
     def of_json(cls, text: bytes) -> OnTarget:

@@ -29,6 +29,7 @@ from pytest_nnxcheck.core.on_target import OnTarget, Spread
 from pytest_nnxcheck.core.peak import SHOWN, Split, by_line, least_copy
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.host_memory import OnHost
 from pytest_nnxcheck.engine.known_programs import key_of
 from pytest_nnxcheck.engine.observe import OnMachine, Program
 from pytest_nnxcheck.jaxprs import flow
@@ -37,6 +38,7 @@ from pytest_nnxcheck.kept import Folder, Kept
 from pytest_nnxcheck.xla import buffers
 from pytest_nnxcheck.xla.collectives import traffic
 from pytest_nnxcheck.xla.hlo import aliases
+from pytest_nnxcheck.xla.products import beside_peak
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -84,7 +86,7 @@ class Donation:
         return replace(on, donated=len(self.names), lost=lost, lost_too=len(gone & self.lost))
 
 
-def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
+def with_totals(on: OnTarget, compiled: Any, constants: int, on_host: OnHost) -> OnTarget:
     """Add the totals of the target's compiler, where it gives some.
 
     A peak is jax's ``peak_memory_in_bytes`` on a TPU, from jax 0.7.2 on, else the sum of the totals.
@@ -92,8 +94,10 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     totals = compiled.memory_analysis()
     if totals is None:
         return on
-    split, gpu = buffers.split_of(compiled), bool(parse_target(on.target).chip.gpu)
-    host = buffers.on_the_host(totals)
+    chip = parse_target(on.target).chip
+    split, gpu = buffers.split_of(compiled), bool(chip.gpu)
+    host = on_host.bytes if gpu else buffers.on_the_host(totals)
+    split = on_host.left(split, compiled) if gpu and host else split
     heap = 0 if gpu else getattr(totals, "peak_memory_in_bytes", 0)
     if host:
         # The peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone.
@@ -103,15 +107,15 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     # A GPU's compiler refuses nothing, and that of a TPU counts no outputs before jax 0.7.2. At the end of a call they are there, beside the arguments.
     least = split.peak if gpu else split.peak - split.temporaries
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
-    return replace(
-        on, split=split, peak=heap or split.peak, unpadded=unpadded or None, host=host, fits=least <= on.limit
-    )
+    most = split.peak + on_host.further_moves + beside_peak(compiled, chip.workspace) if gpu else None
+    on = replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, most=most, host=host)
+    return replace(on, fits=least <= on.limit)
 
 
-def with_buffers(on: OnTarget, compiled: Any, program: Program) -> OnTarget:
+def with_buffers(on: OnTarget, compiled: Any, program: Program, on_host: OnHost) -> OnTarget:
     """Add the lines and the largest buffers of the peak there, where its compiler gives the program."""
     gpu = bool(parse_target(on.target).chip.gpu)
-    memory = buffers.read(compiled, gpu=gpu).with_names(program.names)
+    memory = buffers.read(compiled, gpu=gpu, on_host=on_host.held if gpu else ()).with_names(program.names)
     shown = tuple(replace(buffer, live=None) for buffer in memory.made[:SHOWN])
     return replace(on, places=by_line(memory.made, ())[:SHOWN], buffers=shown, picture=Picture.of(memory, on.peak))
 
@@ -206,6 +210,7 @@ class OnTargets:
 
         # What is printed holds no memory, and would be a callback, which jax lowers for no device that is not there.
         traced = replace(program.traced, jaxpr=flow.without_prints(program.traced.jaxpr))
+        on_host = OnHost.of(traced)
         own: tuple[Any, Any] = program.staged.jitted, program.staged.arguments
         # What was traced on another machine is in no cache of jax.
         if program.in_refs or self.asks or traced.jaxpr is not program.traced.jaxpr:
@@ -219,8 +224,8 @@ class OnTargets:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.TooLarge as error:
                 return replace(said, effort=effort, fits=False, refused=str(error), exhausted=error.memory)
-            found = with_totals(donation.told(replace(said, effort=effort), there), there, constants)
-            return with_traffic(with_buffers(found, there, program), there) if found.split else found
+            found = with_totals(donation.told(replace(said, effort=effort), there), there, constants, on_host)
+            return with_traffic(with_buffers(found, there, program, on_host), there) if found.split else found
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging
-from pytest_nnxcheck.compat.arrays import is_ref, is_ref_type
+from pytest_nnxcheck.compat.arrays import is_ref, is_ref_type, nbytes
 from pytest_nnxcheck.compat.graph import called_by, equation_line, is_cast, is_jit_of_library
 from pytest_nnxcheck.compat.staging import CALLS, COND, COPIES, REMATS, RESHAPES, SCAN, WHILE
 
@@ -339,6 +339,12 @@ def _without_prints(jaxpr: Any, effects: set[Any]) -> Any:
     return jaxpr.replace(eqns=equations, effects=jaxpr.effects - effects)
 
 
+def moved_to_chip(jaxpr: Any) -> tuple[int, ...]:
+    """The bytes of each array that a program moves to the memory of its chip, where it computes with what the host holds."""
+    moves = (eqn for eqn in all_equations(jaxpr) if staging.moves_to_chip(eqn))
+    return tuple(nbytes(var.aval) for eqn in moves for var in eqn.outvars)
+
+
 def changed_inside(eqn: Any, change: Callable[[Any], Any]) -> Any:
     """An equation with the jaxprs among its parameters changed; itself where there is none. A named tuple holds none, and cannot be made of a list."""
     if next(jaxprs_of(eqn), None) is None:
@@ -406,10 +412,12 @@ def written_twice(closed: Any) -> str:
 
 
 def lowest_precision(closed: Any) -> float:
-    """The largest ``eps`` of the floating types in a program; 0 without any."""
-    made = (var.aval for eqn in all_equations(closed) for var in eqn.outvars)
+    """The largest ``eps`` that a program rounds by: that of its floating types, and that of the products of its chip; 0 without any."""
+    programmed = [*all_equations(closed)]
+    made = (var.aval for eqn in programmed for var in eqn.outvars)
     kinds = {aval.dtype for aval in made if hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)}
-    return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)  # type: ignore[no-untyped-call]
+    of_kinds = (float(jnp.finfo(kind).eps) for kind in kinds)  # type: ignore[no-untyped-call]
+    return max((*of_kinds, *map(staging.rounding_of_product, programmed)), default=0.0)
 
 
 def equations(closed: Any) -> int:

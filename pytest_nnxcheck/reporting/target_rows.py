@@ -38,6 +38,10 @@ def fit(on: OnTarget) -> str:
     if on.fits and on.peak > on.limit:
         return f"fits: its compiler takes the program, whose totals sum up to {peak(on.peak, on.limit)}"
     verb = "fits: peak {} of {}" if on.fits else "peak {} does not fit {}"
+    if on.may_not_fit:
+        most = format_bytes(on.most or 0, decimals=2)
+        figures = f"peak {peak(on.peak, on.limit)}, up to {most} with the kernels that a device may choose"
+        return f"may not fit {limit(on)}{share(on)}: {figures}"
     return verb.format(peak(on.peak, on.limit), limit(on)) + share(on)
 
 
@@ -123,7 +127,8 @@ def _brief(on: OnTarget) -> str:
         return f"fits {on.target}: its compiler takes the program"
     figures, whole = peak(on.peak, on.limit), limit(on)
     unit = whole.rpartition(" ")[2]
-    return f"{'fits' if on.fits else 'does not fit'} {on.target}: {figures.removesuffix(f' {unit}')} of {whole}"
+    fits = "may not fit" if on.may_not_fit else "fits" if on.fits else "does not fit"
+    return f"{fits} {on.target}: {figures.removesuffix(f' {unit}')} of {whole}"
 
 
 def device(on: OnTarget) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -248,11 +248,11 @@ def on_the_host(totals: Any) -> int:
     return int(held - getattr(totals, "host_alias_size_in_bytes", 0))
 
 
-def read(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Memory:
+def read(compiled: Any, subject: str | None = None, *, gpu: bool = False, on_host: Collection[int] = ()) -> Memory:
     """Read the memory of a program that ``lowered.compile()`` returned, of any compiler. Raises `CheckError` if the backend gives no totals.
 
     ``subject`` is the label of a program that the plugin staged: see `subject.subject.labelled`. ``gpu`` is
-    true for a program that was compiled for one.
+    true for a program that was compiled for one; ``on_host`` are the numbers of its arguments that lie in the memory of the host.
     """
     totals = _totals(compiled)
     sizes, module = _sizes(totals), serialized_hlo_module(compiled)
@@ -260,7 +260,7 @@ def read(compiled: Any, subject: str | None = None, *, gpu: bool = False) -> Mem
         return Memory(*sizes, constants=0)
     try:
         reader = _Reader(Module.read(module, subject))
-        held = tuple(reader.held(*serialized_buffer_assignment(totals)))
+        held = tuple(reader.held(*serialized_buffer_assignment(totals), on_host))
         held = tuple(reused(reader.ranges, held)) if gpu else held
         order = Order(len(reader.ranges.when), tuple(reader.ranges.loops), tuple(piece.live for piece in held))
         peak = order.peak
@@ -306,8 +306,8 @@ class _Reader:
         self.ranges = LiveRanges(module)
         self.results = frozenset(self.ranges.results)
 
-    def held(self, assignment: bytes | None, wrapped: bool) -> Iterator[Held]:
-        """Everything that the program holds at some time. A tuple is a table of pointers, and nothing here.
+    def held(self, assignment: bytes | None, wrapped: bool, on_host: Collection[int]) -> Iterator[Held]:
+        """Everything that the program holds at some time, but for arguments ``on_host``. A tuple is a table of pointers, and nothing here.
 
         The compiler of the CPU gives its assignment of buffers, which says what lies in the same bytes; ``wrapped``, it is part of another
         message. Of other compilers there are the values that must share a buffer, as large as their layout.
@@ -317,8 +317,11 @@ class _Reader:
             yield from self._assigned(hlo.fields(hlo.raw(message, 3)) if wrapped else message)
             return
         arguments = {self.ranges.buffer((op.id, ())) for op in self.ranges.parameters.values()}
+        elsewhere = {self.ranges.buffer((self.ranges.parameters[number].id, ())) for number in on_host}
         results = set(map(self.ranges.buffer, self.results))
         for buffer, values in self.ranges.made.items():
+            if buffer in elsewhere:
+                continue
             kind = "argument" if buffer in arguments else "output" if buffer in results else "temporary"
             if self.module.instructions[values[0][0]].opcode == "constant":
                 kind = "constant"

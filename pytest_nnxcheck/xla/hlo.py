@@ -199,8 +199,8 @@ def leaves(shape: bytes) -> tuple[tuple[int, ...], ...]:
     return tuple((at, *index) for at, part in parts for index in leaves(embedded(part)))
 
 
-_DETAIL = {"constant": 8, "while": 43, "compare": 63, "send": 68}
-"""One more field of an instruction, by opcode: a literal, the configuration for the compiler, the direction, attributes of the runtime."""
+_DETAIL = {"constant": 8, "custom-call": 28, "while": 43, "compare": 63, "send": 68}
+"""One more field of an instruction, by opcode: a literal, the function that is called, the configuration for the compiler, the direction, attributes of the runtime."""
 _LONGEST_DETAIL = 2**16
 
 

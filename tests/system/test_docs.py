@@ -232,11 +232,23 @@ def test_the_table_of_chips_is_that_of_the_code():
 
 
 def test_the_accuracy_of_a_gpu_is_that_of_its_figures():
-    rows = json.loads((DOCS / "target_against_device.json").read_text())["rows"]
-    ratios = sorted(row["target"]["peak"] / row["device"]["peak"] for row in rows)
-    low, high, *right = (round(100 * (1 - ratio), 1) for ratio in ratios)
-    assert (len(right), {*right}) == (4, {0.0})
-    assert f"in four of six programs. In the other two it was {high} % and {low} % too low" in TARGETS
+    measured = json.loads((DOCS / "target_against_device.json").read_text())
+    rows = [
+        row for row in (*measured["rows"], *measured["others"]) if "peak" in row["target"] and "peak" in row["device"]
+    ]
+    kib, mib = 2**10, 2**20
+    assert all(row["device"]["peak"] <= row["target"]["most"] + kib for row in rows)
+    by = {row["program"]: row["device"]["peak"] - row["target"]["peak"] for row in rows}
+    same = [more for more in by.values() if abs(more) < 16 * kib]
+    lower = [more for more in by.values() if more <= -16 * kib]
+    higher = [more for more in by.values() if 16 * kib <= more <= 32 * mib + kib]
+    much = {name: more for name, more in by.items() if more > 32 * mib + kib}
+    shares = [100 * more / row["device"]["peak"] for row in rows for more in [much.get(row["program"])] if more]
+    assert f"{len(rows)} programs were compiled with the device and without it" in TARGETS
+    assert f"The peaks agree in {len(same)}, and {len(lower)} is lower" in TARGETS
+    assert f"in {len(higher)} by up to 32 MiB, and in {len(much)} by {min(much.values()) // mib} to" in TARGETS
+    assert f"{max(much.values()) // mib} MiB, {min(shares):.0f} to {max(shares):.0f} %: there products" in TARGETS
+    assert f"all {len(rows)} stayed within" in TARGETS
 
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", DOCS / "index.md"], ids=lambda document: document.name)

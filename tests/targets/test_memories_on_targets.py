@@ -74,6 +74,18 @@ def test_what_lies_on_the_host_needs_no_memory_of_the_chip(kind, fits):
     assert on(report, "v5e").host == (12 * GIB if fits else 0)
 
 
+@with_host_memory
+def test_on_a_gpu_too_where_an_array_that_is_moved_takes_a_buffer():
+    """An H200 says 6658.5 MiB; its compiler counts the 12 GiB where it has no device."""
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    moments = jax.ShapeDtypeStruct((48, 8192, 8192), jnp.float32, sharding=there)
+    x = jax.ShapeDtypeStruct((8, 8192), jnp.float32)
+    gpu = on(checked(nnx.eval_shape(Fetching), x, moments, target="h100", **ONE), "h100")
+    assert (gpu.host, gpu.peak) == (12 * GIB, pytest.approx(6658.5 * 2**20, abs=2**17))
+    assert gpu.split.peak == gpu.peak <= gpu.most
+    assert gpu.picture.total < 7 * GIB
+
+
 class Offloading(nnx.Module):
     """Sixteen layers whose activations of 256 MiB each wait on the host for the backward pass."""
 

@@ -11,7 +11,7 @@ from checking import flat
 from flax import nnx
 from healthy import assign
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import check, largest
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.engine import on_targets
@@ -65,6 +65,37 @@ def test_a_program_fits_or_not():
     small = checked(linear(1000), x(1000))
     assert small.ok
     assert "fits v5e: " in str(small)
+
+
+MIB = 2**20
+tells_kernels = pytest.mark.skipif(JAX < (0, 10), reason="before jax 0.10 a target's program has no kernels of Triton")
+
+
+@tells_kernels
+def test_a_product_may_take_a_workspace_and_whole_arrays_on_the_device():
+    def room(call, target="h100"):
+        model = nnx.eval_shape(lambda: nnx.Linear(1024, 1024, use_bias=False, rngs=nnx.Rngs(0)))
+        there = on(checked(call, model, jax.ShapeDtypeStruct((2048, 1024), jnp.float32), target=target), target)
+        return there.most - there.peak
+
+    assert room(lambda model, x: model(x)) == 32 * MIB
+    assert room(lambda model, x: model(x), target="a100") == 4 * MIB
+    assert room(lambda model, x: model(nnx.relu(x))) == (32 + 8) * MIB  # the operand
+    assert room(lambda model, x: nnx.relu(model(x))) == (32 + 8) * MIB  # the result
+    assert room(lambda model, x: x + 1) == 0
+
+
+@tells_kernels
+def test_where_that_exceeds_the_limit_the_program_may_not_fit(monkeypatch):
+    call = (lambda model, x: model(x), linear(10_000), jax.ShapeDtypeStruct((8, 10_000), jnp.float32))
+    peak = on(checked(*call, target="h100"), "h100").peak
+    for room, words in ((16, "may not fit h100: "), (48, "fits h100: ")):
+        share = (peak + room * MIB) / parse_target("h100").chip.memory
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", repr(share))
+        report = checked(*call, target="h100")
+        assert report.ok
+        assert f"; {words}" in str(report)
+        assert largest(lambda _: call, target="h100", high=1).size == (1 if words.startswith("fits") else 0)
 
 
 class Padded(nnx.Module):

@@ -66,6 +66,22 @@ def test_a_remat_in_a_scan_is_seen():
     assert not flow.remat_in_scan(jax.make_jaxpr(block)(W))
 
 
+@pytest.mark.parametrize("backend, eps", [("cpu", 2**-23), ("gpu", 2**-10), ("tpu", 2**-7)])
+def test_a_chip_rounds_the_operands_of_float32_products(backend, eps, monkeypatch):
+    def product(precision):
+        return jax.make_jaxpr(jax.jit(lambda x: jnp.dot(x, x, precision=precision)))(W)
+
+    def convolution(precision):
+        image = jnp.ones((1, 1, 3, 3))
+        return jax.make_jaxpr(lambda x: jax.lax.conv(x, image, (1, 1), "SAME", precision=precision))(image)
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    for made in (product, convolution):
+        assert flow.lowest_precision(made(None)) == flow.lowest_precision(made(jax.lax.Precision.HIGH)) == eps
+        assert flow.lowest_precision(made(jax.lax.Precision.HIGHEST)) == 2**-23
+    assert flow.lowest_precision(jax.make_jaxpr(lambda x: x + x)(W)) == 2**-23
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_swap_is_no_identity_and_a_loop_or_a_branch_mixes_all_it_is_given(wrapper):
     mixes = wrapper not in ("plain", "jit", "remat")
