@@ -42,7 +42,7 @@ def largest(
     """Find the largest size that fits a target. ``make(size)`` gives what `check` takes: the subject, and its inputs, abstract best of all.
 
     The size is doubled from ``low`` until a program does not fit, at most to ``high``, and the gap halved to a sixteenth. ``settings`` are those of `check`.
-    Each step compiles a program or two and runs nothing. Near its limit XLA computes values twice to save memory, so that no size can be told from another.
+    Each step compiles a program or two and runs nothing. A size that may not fit a GPU is too large. Near its limit XLA computes values twice to save memory, so that no size can be told from another.
 
     Raises `CheckError` if the bounds are no sizes, if a call raises, or if the target could not judge a program.
     """
