@@ -9,7 +9,6 @@ compiled alone, all in two processes. It takes at most nine minutes. Without a G
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import subprocess
@@ -27,7 +26,7 @@ import optax
 from flax import nnx
 
 from benchmarks.on_targets import one_chip, programs
-from benchmarks.on_targets.plain import unbound
+from benchmarks.on_targets.plain import functional
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import BY_NAME, parse_target
 from pytest_nnxcheck.core.on_target import OnTarget
@@ -144,26 +143,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     ),
     "attention block": lambda: called(lambda rngs: Block(2048, rngs), 1, floats(8, 1024, 2048)),
 }
-
-
-def others() -> dict[str, Callable[[], Program]]:
-    """The programs of the other benchmarks of targets."""
-    return {name: functools.partial(pure, make) for name, make in {**one_chip.PROGRAMS, **programs.PROGRAMS}.items()}
-
-
-def pure(make: Callable[[], Any]) -> Program:
-    """A call as a function of the state of its modules, which it hands back."""
-    subject, args = unbound(*make())
-    nodes = tuple(arg for arg in args if isinstance(arg, nnx.Module | nnx.Optimizer))
-    inputs = tuple(arg for arg in args if not isinstance(arg, nnx.Module | nnx.Optimizer))
-    graphdef, state = nnx.split(nodes)
-
-    def call(state: Any, inputs: Any) -> Any:
-        nodes = nnx.merge(graphdef, state)
-        out = subject(*nodes, *inputs)
-        return nnx.split(nodes)[1], out
-
-    return call, (state, inputs)
+OTHERS = {**one_chip.PROGRAMS, **programs.PROGRAMS}
+"""The programs of the other benchmarks of targets."""
 
 
 # --- in the processes
@@ -217,10 +198,10 @@ def on_device(program: Program) -> dict[str, Any]:
 
 def of_others(figures: Callable[[Program], dict[str, Any]]) -> None:
     """Print the figures of each program that is only compiled, one line each."""
-    for name, make in others().items():
+    for name, make in OTHERS.items():
         with jax.enable_x64(name in one_chip.IN_DOUBLE):
             try:
-                found = figures(make())
+                found = figures(functional(*make()))
             except Exception as error:  # noqa: BLE001 - jax and a compiler refuse in many ways
                 found = {"error": " ".join(str(error).split())[:200] or type(error).__name__}
         print(json.dumps({"program": name, **found}), flush=True)
@@ -301,7 +282,7 @@ def measured(target: str, with_gpu: bool, keep: Callable[[list[dict[str, Any]]],
 
 
 def compiled_alone(target: str, with_gpu: bool) -> list[dict[str, Any]]:
-    """A row for each of the `others`."""
+    """A row for each of `OTHERS`."""
     processes = {"target": start(["--others-on-target", "--target", target], WITHOUT_GPU)}
     if with_gpu:
         processes["device"] = start(["--others-on-device"], WITH_GPU)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -88,16 +88,7 @@ def plain(word: str, function: Any, args: Sequence[Any], like: Any, effort: str)
             put = put.with_memory_kind("pinned_host")
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=put)
 
-    called, args = unbound(function, args)
-    nodes = tuple(arg for arg in args if isinstance(arg, nnx.Module | nnx.Optimizer))
-    inputs = tuple(arg for arg in args if not isinstance(arg, nnx.Module | nnx.Optimizer))
-    graphdef, state = nnx.split(nodes)
-
-    def call(state: Any, inputs: Any) -> Any:
-        nodes = nnx.merge(graphdef, state)
-        out = called(*nodes, *inputs)
-        return nnx.split(nodes)[1], out  # the order of the plugin: a compiler that moves an array to VMEM chooses by it
-
+    call, (state, inputs) = functional(function, args)
     jitted = jax.jit(call, donate_argnums=0, keep_unused=True)
     with configured(effort_options(effort)), contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
         try:
@@ -114,6 +105,21 @@ def plain(word: str, function: Any, args: Sequence[Any], like: Any, effort: str)
     if totals.host_argument_size_in_bytes or totals.host_temp_size_in_bytes:
         peak = min(peak, on_chip)  # that of a TPU counts the memory of the host
     return Plain(peak, peak <= limit, len({*(aliases(compiled) or {}).values()}))
+
+
+def functional(function: Any, args: Sequence[Any]) -> tuple[Callable[[Any, Any], Any], tuple[Any, Any]]:
+    """A call as a function of the state of its modules, which it hands back, and of its inputs; and both."""
+    called, args = unbound(function, args)
+    nodes = tuple(arg for arg in args if isinstance(arg, nnx.Module | nnx.Optimizer))
+    inputs = tuple(arg for arg in args if not isinstance(arg, nnx.Module | nnx.Optimizer))
+    graphdef, state = nnx.split(nodes)
+
+    def call(state: Any, inputs: Any) -> Any:
+        nodes = nnx.merge(graphdef, state)
+        out = called(*nodes, *inputs)
+        return nnx.split(nodes)[1], out  # the order of the plugin: a compiler that moves an array to VMEM chooses by it
+
+    return call, (state, inputs)
 
 
 def unbound(function: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
