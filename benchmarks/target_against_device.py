@@ -157,9 +157,9 @@ def on_target(program: Program, target: str) -> dict[str, Any]:
     donated = tuple(range(len(jax.tree.leaves(arguments[0]))))
     there = parse_target(target)
     flags = [number in donated for number, _ in enumerate(jax.tree.leaves(arguments))]
-    on_host = OnHost.of(TracedProgram.of(jitted.trace(*arguments).jaxpr, jax.tree.leaves(arguments), flags))
+    traced = TracedProgram.of(jitted.trace(*arguments).jaxpr, jax.tree.leaves(arguments), flags)
     compiled = targets.compiled_for(there, targets.lowered_for(there, None, jitted, arguments, donated))
-    facts = with_totals(OnTarget(target), compiled, 0, on_host)
+    facts = with_totals(OnTarget(target), compiled, 0, OnHost.of(traced, compiled))
     if facts.split is None:
         return {"error": "the compiler gives no totals"}
     return asdict(facts.split) | {"peak": facts.peak, "most": facts.most}

@@ -96,8 +96,8 @@ def with_totals(on: OnTarget, compiled: Any, constants: int, on_host: OnHost) ->
         return on
     chip = parse_target(on.target).chip
     split, gpu = buffers.split_of(compiled), bool(chip.gpu)
-    host = on_host.bytes if gpu else buffers.on_the_host(totals)
-    split = on_host.left(split, compiled) if gpu and host else split
+    host = buffers.on_the_host(totals) + sum(on_host.held.values())
+    split = on_host.on_device(split, compiled)
     heap = 0 if gpu else getattr(totals, "peak_memory_in_bytes", 0)
     if host:
         # The peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone.
@@ -115,7 +115,7 @@ def with_totals(on: OnTarget, compiled: Any, constants: int, on_host: OnHost) ->
 def with_buffers(on: OnTarget, compiled: Any, program: Program, on_host: OnHost) -> OnTarget:
     """Add the lines and the largest buffers of the peak there, where its compiler gives the program."""
     gpu = bool(parse_target(on.target).chip.gpu)
-    memory = buffers.read(compiled, gpu=gpu, on_host=on_host.held if gpu else ()).with_names(program.names)
+    memory = buffers.read(compiled, gpu=gpu, on_host=on_host.held).with_names(program.names)
     shown = tuple(replace(buffer, live=None) for buffer in memory.made[:SHOWN])
     return replace(on, places=by_line(memory.made, ())[:SHOWN], buffers=shown, picture=Picture.of(memory, on.peak))
 
@@ -210,7 +210,6 @@ class OnTargets:
 
         # What is printed holds no memory, and would be a callback, which jax lowers for no device that is not there.
         traced = replace(program.traced, jaxpr=flow.without_prints(program.traced.jaxpr))
-        on_host = OnHost.of(traced)
         own: tuple[Any, Any] = program.staged.jitted, program.staged.arguments
         # What was traced on another machine is in no cache of jax.
         if program.in_refs or self.asks or traced.jaxpr is not program.traced.jaxpr:
@@ -224,6 +223,7 @@ class OnTargets:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.TooLarge as error:
                 return replace(said, effort=effort, fits=False, refused=str(error), exhausted=error.memory)
+            on_host = OnHost.of(traced, there) if target.chip.gpu else OnHost()
             found = with_totals(donation.told(replace(said, effort=effort), there), there, constants, on_host)
             return with_traffic(with_buffers(found, there, program, on_host), there) if found.split else found
 

@@ -248,6 +248,17 @@ def on_the_host(totals: Any) -> int:
     return int(held - getattr(totals, "host_alias_size_in_bytes", 0))
 
 
+def elsewhere(compiled: Any) -> set[int]:
+    """The numbers of a program's arguments that it finds in another memory than the chip's main one; none where its compiler does not give the program."""
+    data = serialized_hlo_module(compiled)
+    try:
+        module = Module.read(data) if data is not None else None
+        entry = module.parameters[module.entry] if module is not None else {}
+        return {number for number, op in entry.items() if module and module.shape((op.id, ())).elsewhere}
+    except (hlo.MalformedProto, LookupError):
+        return set()
+
+
 def read(compiled: Any, subject: str | None = None, *, gpu: bool = False, on_host: Collection[int] = ()) -> Memory:
     """Read the memory of a program that ``lowered.compile()`` returned, of any compiler. Raises `CheckError` if the backend gives no totals.
 

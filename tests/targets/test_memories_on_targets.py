@@ -86,6 +86,33 @@ def test_on_a_gpu_too_where_an_array_that_is_moved_takes_a_buffer():
     assert gpu.picture.total < 7 * GIB
 
 
+class Moments(nnx.Module):
+    """64 MiB that wait on the host between steps."""
+
+    def __init__(self):
+        self.value = nnx.Variable(jnp.zeros((4096, 4096)))
+
+
+def with_moments(weights, moments, x):
+    new = 0.9 * jax.device_put(moments.value[...], jax.memory.Space.Device) + x.T @ weights(x)
+    weights.kernel[...] -= 0.1 * new
+    moments.value.set_value(jax.device_put(new, jax.memory.Space.Host))
+
+
+@with_host_memory
+def test_state_that_a_step_takes_from_the_host_and_puts_back_is_counted_once():
+    """Where an output on the host takes the place of a donated argument, the compiler of a GPU knows both, and moves neither."""
+    weights = nnx.eval_shape(lambda: nnx.Linear(4096, 4096, use_bias=False, rngs=nnx.Rngs(0)))
+    moments = nnx.eval_shape(Moments)
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    moments.value.set_value(jax.ShapeDtypeStruct((4096, 4096), jnp.float32, sharding=there))
+    report = checked(with_moments, weights, moments, jax.ShapeDtypeStruct((256, 4096), jnp.float32), **ONE)
+    chip, gpu = on(report, "v5e"), on(report, "h100")
+    assert chip.host == gpu.host == 64 * 2**20
+    assert gpu.peak == pytest.approx(chip.peak, rel=0.01)
+    assert gpu.split.arguments == chip.split.arguments == (64 + 4) * 2**20
+
+
 class Offloading(nnx.Module):
     """Sixteen layers whose activations of 256 MiB each wait on the host for the backward pass."""
 
