@@ -22,7 +22,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True)
 class OnHost:
-    """Those of one program."""
+    """The arguments of one program that lie there."""
 
     held: Mapping[int, int] = field(default_factory=dict)
     """The bytes on one device, by number, of those that were compiled as arguments of the chip."""
