@@ -23,6 +23,10 @@ LARGE = "1000GiB"
 """A budget that nothing passes: these benchmarks show, and judge nothing."""
 
 
+NEAR = 0.01
+"""The part by which a peak may differ from that of a plain compile, and count as the same."""
+
+
 class Verdict(Enum):
     """Whether a program fits, or could not be compiled."""
 
@@ -175,7 +179,13 @@ def beside_plain(table: Table) -> str:
     verdicts = Counter(there.verdict for _, there in every)
     compiled = [there for _, there in every if there.peak and there.plain]
     kept = sum(there.donated - there.lost == there.plain_kept for there in compiled)
-    ratios = [there.peak / there.plain for there in compiled if there.peak and there.plain]
+    ratios = {
+        f"{program} on {there.target}": there.peak / there.plain
+        for program, there in every
+        if there.peak and there.plain
+    }
+    near = [ratio for ratio in ratios.values() if abs(ratio - 1) < NEAR]
+    far = [f"{name} ({ratio:.3f})" for name, ratio in ratios.items() if abs(ratio - 1) >= NEAR]
     differ = [
         f"{program} on {there.target} ({there.verdict.value}, plain: {there.plain_verdict.value})"
         for program, there in every
@@ -188,7 +198,8 @@ def beside_plain(table: Table) -> str:
         f"* The same verdict in {len(every) - len(differ)} of {len(every)}.",
         *([f"* Another verdict: {', '.join(differ)}."] if differ else []),
         f"* The same number of donated leaves that keep their buffer in {kept} of the {len(compiled)} that both compile.",
-        f"* Peaks at the same effort: {min(ratios):.3f} to {max(ratios):.3f} times the plain one.",
+        f"* Peaks at the same effort: {min(near):.3f} to {max(near):.3f} times the plain one.",
+        *([f"* Another peak: {', '.join(far)}."] if far else []),
     ]
     return "\n".join([*lines, "", f"{table.environment}."]) + "\n"
 
