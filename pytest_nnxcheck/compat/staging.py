@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from unittest import mock
 
 import jax
 import jax.extend
+import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from pytest_nnxcheck.compat.arrays import unwrapped
@@ -244,7 +246,7 @@ _COMPILING = (
 
 
 def moves_to_chip(eqn: Any) -> bool:
-    """True for an equation of `jax.device_put` into the memory of a device, as a `jax.memory.Space` or a sharding names it. From jax 0.8 on."""
+    """True for an equation of `jax.device_put` into the memory of a device, as a `jax.memory.Space` or a sharding names it. All versions."""
     if eqn.primitive.name != "device_put":
         return False
     names = {getattr(place, name, None) for place in eqn.params["devices"] for name in ("memory_kind", "name")}
@@ -271,24 +273,29 @@ def unfused_options() -> dict[str, Any] | None:
 
 
 _PRODUCTS = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated"})
-_ROUNDS_PRODUCTS = {"gpu": 2.0**-10, "tpu": 2.0**-7}
-"""The ``eps`` of the type to which a chip rounds the float32 operands of a product, by its backend: TF32, and bfloat16."""
-_EXACT = ("HIGHEST", "F32_F32_F32", "F64_F64_F64")
-"""The precisions of `jax.lax` under which a product rounds as float32 does on every chip."""
+_TF32, _BFLOAT16 = 2.0**-10, 2.0**-7
+"""The ``eps`` of the types to which chips round the operands of a product. That of float16 is the one of TF32."""
+_OF_BACKEND = {"gpu": _TF32, "tpu": _BFLOAT16}
+_OF_ALGORITHM = {"TF32": _TF32, "F16": _TF32, "BF16": _BFLOAT16}
+"""The same, by the type that the name of a `jax.lax.DotAlgorithmPreset` begins with."""
+_MORE_PRODUCTS = re.compile(r"_X\d$")
+"""The end of the name of an algorithm that makes several products of one, and is as exact as float32."""
 
 
 def rounding_of_product(eqn: Any) -> float:
-    """The ``eps`` by which the present backend rounds the operands of a matrix product or convolution of float32; 0 for other equations.
+    """The ``eps`` by which the present backend rounds the operands of a matrix product or convolution of float32; 0 where it does not.
 
     The precision is a parameter of the equation: `None`, one or a pair of `jax.lax.Precision`, or an algorithm. All versions.
     """
-    if eqn.primitive.name not in _PRODUCTS or all(var.aval.dtype != "float32" for var in eqn.invars):
+    if eqn.primitive.name not in _PRODUCTS or all(var.aval.dtype not in ("float32", "complex64") for var in eqn.invars):
         return 0.0
     asked = eqn.params.get("precision")
-    asked = asked if isinstance(asked, tuple) else (asked,)
-    if all(getattr(each, "name", "") in _EXACT for each in asked):
-        return 0.0
-    return _ROUNDS_PRODUCTS.get(jax.default_backend(), 0.0)
+    if hasattr(asked, "lhs_precision_type"):  # a `jax.lax.DotAlgorithm`
+        return float(jnp.finfo(asked.lhs_precision_type).eps)  # type: ignore[no-untyped-call]
+    names = [getattr(each, "name", "DEFAULT") for each in (asked if isinstance(asked, tuple) else (asked,))]
+    if {*names} & {"DEFAULT", "HIGH"}:
+        return _OF_BACKEND.get(jax.default_backend(), 0.0)
+    return 0.0 if _MORE_PRODUCTS.search(names[0]) else _OF_ALGORITHM.get(names[0].partition("_")[0], 0.0)
 
 
 SCAN, WHILE, COND, SELECT = "scan", "while", "cond", "select_n"

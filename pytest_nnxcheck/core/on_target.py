@@ -60,7 +60,10 @@ class OnTarget:
     unpadded: int | None = None
     """``peak`` on a TPU without the padding of its tiles."""
     most: int | None = None
-    """On a GPU, ``peak`` with the memory that one product may take beside it on the device: see `xla.products`."""
+    """On a GPU, ``peak`` with what the device may need beside it: memory of one product, and buffers for what the program moves from the host.
+
+    See `xla.products` and `engine.host_memory`. `None` where the compiler does not give the program.
+    """
     copies: int = 0
     """Bytes of copies of the state, by forwarding."""
     state: int = 0
@@ -104,7 +107,7 @@ class OnTarget:
 
     @property
     def may_not_fit(self) -> bool:
-        """True if the program fits as it was compiled, and a device may choose kernels with which it does not."""
+        """True if the program fits as it was compiled, and the device may need more than the limit."""
         return self.fits and self.most is not None and self.most > self.limit
 
     @classmethod

@@ -107,7 +107,8 @@ def with_totals(on: OnTarget, compiled: Any, constants: int, on_host: OnHost) ->
     # A GPU's compiler refuses nothing, and that of a TPU counts no outputs before jax 0.7.2. At the end of a call they are there, beside the arguments.
     least = split.peak if gpu else split.peak - split.temporaries
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
-    most = split.peak + on_host.further_moves + beside_peak(compiled, chip.workspace) if gpu else None
+    room = beside_peak(compiled, chip.workspace) if gpu else None
+    most = None if room is None else split.peak + room + on_host.moved
     on = replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, most=most, host=host)
     return replace(on, fits=least <= on.limit)
 

@@ -202,8 +202,9 @@ def _lines(number: int, record: Record, columns: list[str], targets: list[str], 
             for column, of in cells.items()
         ]
         worst = report.worst_of_targets(on for n in record.nestings if n.mode == mode for on in n.targets)
+        over = {on.target for on in worst if not on.left_out and (on.may_not_fit or not on.fits)}
         fits = {
-            on.target: tag("span", target_rows.brief([on]), class_="fit" if on.fits or on.left_out else "fit over")
+            on.target: tag("span", target_rows.brief([on]), class_="fit over" if on.target in over else "fit")
             for on in worst
         }
         on_targets = [

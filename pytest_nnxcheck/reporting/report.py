@@ -478,9 +478,9 @@ def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
     return tuple(replace(max(of, key=_badness), seconds=sum(on.seconds for on in of)) for of in programs.values())
 
 
-def _badness(on: OnTarget) -> tuple[bool, bool, float]:
-    """Sort key: programs that do not fit last, before them those that were compiled, by the part of the limit that they use."""
-    return not on.fits, not on.left_out, (on.peak or 0) / (on.limit or math.inf)
+def _badness(on: OnTarget) -> tuple[bool, bool, bool, float]:
+    """Sort key: programs that do not fit last, before them those that may not, and those that were compiled, by the part of the limit that they use."""
+    return not on.fits, on.may_not_fit, not on.left_out, (on.peak or 0) / (on.limit or math.inf)
 
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")

@@ -39,8 +39,7 @@ def fit(on: OnTarget) -> str:
         return f"fits: its compiler takes the program, whose totals sum up to {peak(on.peak, on.limit)}"
     verb = "fits: peak {} of {}" if on.fits else "peak {} does not fit {}"
     if on.may_not_fit:
-        most = format_bytes(on.most or 0, decimals=2)
-        figures = f"peak {peak(on.peak, on.limit)}, up to {most} with the kernels that a device may choose"
+        figures = f"peak {peak(on.peak, on.limit)}, and up to {peak(on.most or 0, on.limit)} on the device"
         return f"may not fit {limit(on)}{share(on)}: {figures}"
     return verb.format(peak(on.peak, on.limit), limit(on)) + share(on)
 
@@ -127,7 +126,9 @@ def _brief(on: OnTarget) -> str:
         return f"fits {on.target}: its compiler takes the program"
     figures, whole = peak(on.peak, on.limit), limit(on)
     unit = whole.rpartition(" ")[2]
-    fits = "may not fit" if on.may_not_fit else "fits" if on.fits else "does not fit"
+    fits = "fits" if on.fits else "does not fit"
+    if on.may_not_fit:
+        fits, figures = "may not fit", f"{figures.removesuffix(f' {unit}')} to {peak(on.most or 0, on.limit)}"
     return f"{fits} {on.target}: {figures.removesuffix(f' {unit}')} of {whole}"
 
 

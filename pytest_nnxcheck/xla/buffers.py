@@ -248,15 +248,16 @@ def on_the_host(totals: Any) -> int:
     return int(held - getattr(totals, "host_alias_size_in_bytes", 0))
 
 
-def elsewhere(compiled: Any) -> set[int]:
-    """The numbers of a program's arguments that it finds in another memory than the chip's main one; none where its compiler does not give the program."""
+def arguments_of(compiled: Any) -> dict[int, Shape]:
+    """The shapes of a program's arguments on one device, by their number; none where its compiler does not give the program."""
     data = serialized_hlo_module(compiled)
+    if data is None:
+        return {}
     try:
-        module = Module.read(data) if data is not None else None
-        entry = module.parameters[module.entry] if module is not None else {}
-        return {number for number, op in entry.items() if module and module.shape((op.id, ())).elsewhere}
+        module = Module.read(data)
+        return {number: module.shape((op.id, ())) for number, op in module.parameters[module.entry].items()}
     except (hlo.MalformedProto, LookupError):
-        return set()
+        return {}
 
 
 def read(compiled: Any, subject: str | None = None, *, gpu: bool = False, on_host: Collection[int] = ()) -> Memory:
@@ -331,9 +332,10 @@ class _Reader:
         elsewhere = {self.ranges.buffer((self.ranges.parameters[number].id, ())) for number in on_host}
         results = set(map(self.ranges.buffer, self.results))
         for buffer, values in self.ranges.made.items():
-            if buffer in elsewhere:
+            if buffer in elsewhere and buffer not in results:
                 continue
-            kind = "argument" if buffer in arguments else "output" if buffer in results else "temporary"
+            # An output on the chip that took the place of an argument on the host has a buffer of its own on the device.
+            kind = "argument" if buffer in arguments - elsewhere else "output" if buffer in results else "temporary"
             if self.module.instructions[values[0][0]].opcode == "constant":
                 kind = "constant"
             size, when = max(self.module.shape(value).room for value in values), self.ranges.when

@@ -236,19 +236,21 @@ def test_the_accuracy_of_a_gpu_is_that_of_its_figures():
     rows = [
         row for row in (*measured["rows"], *measured["others"]) if "peak" in row["target"] and "peak" in row["device"]
     ]
-    kib, mib = 2**10, 2**20
-    assert all(row["device"]["peak"] <= row["target"]["most"] + kib for row in rows)
+    mib, same_peak, aligned = 2**20, 2**14, 2**10  # those of the benchmark
+    assert all(row["device"]["peak"] <= row["target"]["most"] + aligned for row in rows)
     by = {row["program"]: row["device"]["peak"] - row["target"]["peak"] for row in rows}
-    same = [more for more in by.values() if abs(more) < 16 * kib]
-    lower = [more for more in by.values() if more <= -16 * kib]
-    higher = [more for more in by.values() if 16 * kib <= more <= 32 * mib + kib]
-    much = {name: more for name, more in by.items() if more > 32 * mib + kib}
+    same = [more for more in by.values() if abs(more) < same_peak]
+    lower = [more for more in by.values() if more <= -same_peak]
+    higher = [more for more in by.values() if same_peak <= more <= 32 * mib + aligned]
+    much = {name: more for name, more in by.items() if more > 32 * mib + aligned}
     shares = [100 * more / row["device"]["peak"] for row in rows for more in [much.get(row["program"])] if more]
     assert f"{len(rows)} programs were compiled with the device and without it" in TARGETS
     assert f"The peaks agree in {len(same)}, and {len(lower)} is lower" in TARGETS
     assert f"in {len(higher)} by up to 32 MiB, and in {len(much)} by {min(much.values()) // mib} to" in TARGETS
-    assert f"{max(much.values()) // mib} MiB, {min(shares):.0f} to {max(shares):.0f} %: there products" in TARGETS
+    assert f"{max(much.values()) // mib} MiB, {min(shares):.0f} to {max(shares):.0f} %. There" in TARGETS
     assert f"all {len(rows)} stayed within" in TARGETS
+    most = max(row["target"]["most"] / row["target"]["peak"] for row in rows if row["device"]["peak"] > 512 * mib)
+    assert f"up to {100 * (most - 1):.0f} % of a peak" in TARGETS
 
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", DOCS / "index.md"], ids=lambda document: document.name)

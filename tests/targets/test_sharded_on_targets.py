@@ -29,7 +29,7 @@ with_a_set_mesh = pytest.mark.skipif(
 @outside_of_them
 def test_this_file_passes_on_eight_devices():
     # Named, so that the process is ready for their compilers before jax starts; a test names its own.
-    passes(__file__, "29 passed, 1 skipped", "--nnx-target", "v5e,h100")
+    passes(__file__, "30 passed, 1 skipped", "--nnx-target", "v5e,h100")
 
 
 class MLP(nnx.Module):
@@ -129,6 +129,22 @@ def test_a_model_that_names_its_mesh_on_chips_alone_is_judged_as_on_chips():
             asked = [note for note in report.notes if "asked jax.devices(): answered 8 of TPU v5 lite" in note]
             assert bool(asked) == (form is Asking)
     assert len(peaks) == 1
+
+
+@on_eight_devices
+def test_a_mesh_cuts_what_is_on_the_host():
+    made = mesh("Auto")
+    x, held = (
+        jax.ShapeDtypeStruct((4096, 4096), jnp.float32, sharding=NamedSharding(made, P("model"), memory_kind=kind))
+        for kind in ("device", "pinned_host")
+    )
+
+    def fetch(x, held):
+        return (jax.device_put(held, jax.memory.Space.Device) * x).sum()
+
+    report = check(fetch, x, held, nesting="jit", invariants="memory", target="h100", devices=8)
+    (there,) = report.outcomes[0].evidence.targets
+    assert there.host == there.split.arguments == there.most - there.peak == 8 * 2**20
 
 
 class Ragged(nnx.Module):

@@ -66,20 +66,41 @@ def test_a_remat_in_a_scan_is_seen():
     assert not flow.remat_in_scan(jax.make_jaxpr(block)(W))
 
 
+def product(precision=None, dtype=jnp.float32):
+    x = jnp.ones((3, 3), dtype)
+    return jax.make_jaxpr(jax.jit(lambda x: jnp.dot(x, x, precision=precision)))(x)
+
+
+def convolution(precision=None):
+    image = jnp.ones((1, 1, 3, 3))
+    return jax.make_jaxpr(lambda x: jax.lax.conv(x, image, (1, 1), "SAME", precision=precision))(image)
+
+
 @pytest.mark.parametrize("backend, eps", [("cpu", 2**-23), ("gpu", 2**-10), ("tpu", 2**-7)])
-def test_a_chip_rounds_the_operands_of_float32_products(backend, eps, monkeypatch):
-    def product(precision):
-        return jax.make_jaxpr(jax.jit(lambda x: jnp.dot(x, x, precision=precision)))(W)
-
-    def convolution(precision):
-        image = jnp.ones((1, 1, 3, 3))
-        return jax.make_jaxpr(lambda x: jax.lax.conv(x, image, (1, 1), "SAME", precision=precision))(image)
-
+def test_a_chip_rounds_the_operands_of_products(backend, eps, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     for made in (product, convolution):
-        assert flow.lowest_precision(made(None)) == flow.lowest_precision(made(jax.lax.Precision.HIGH)) == eps
+        assert flow.lowest_precision(made()) == flow.lowest_precision(made(jax.lax.Precision.HIGH)) == eps
         assert flow.lowest_precision(made(jax.lax.Precision.HIGHEST)) == 2**-23
     assert flow.lowest_precision(jax.make_jaxpr(lambda x: x + x)(W)) == 2**-23
+    assert flow.lowest_precision(product(dtype=jnp.complex64)) == (0 if backend == "cpu" else eps)
+
+
+@pytest.mark.skipif(not hasattr(jax.lax, "DotAlgorithmPreset"), reason="this jax names no algorithms of products")
+@pytest.mark.parametrize(
+    "name, eps",
+    [
+        ("TF32_TF32_F32", 2**-10),
+        ("BF16_BF16_F32", 2**-7),
+        ("BF16_BF16_F32_X3", 2**-23),
+        ("F16_F16_F32", 2**-10),
+        ("F32_F32_F32", 2**-23),
+    ],
+)
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_an_algorithm_of_a_product_rounds_alike_on_all_chips(name, eps, backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert flow.lowest_precision(product(jax.lax.DotAlgorithmPreset[name])) == eps
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_wire_format import instruction, message
 
-from pytest_nnxcheck.xla import products
+from pytest_nnxcheck.xla import hlo, products
 
 WORKSPACE, ARRAY = 1000, 16
 """Any workspace; the bytes of an array of `instruction`."""
@@ -47,14 +47,25 @@ def test_a_product_that_is_not_fused_has_whole_arrays(monkeypatch):
     assert beside_peak(monkeypatch, *body, root=10, fused=False) == WORKSPACE
 
 
-@pytest.mark.parametrize("function, room", [("__cublas$lt$matmul", WORKSPACE), ("__cudnn$convForward", 0)])
-def test_of_what_is_called_only_cublas_takes_a_workspace(function, room, monkeypatch):
+CALLS = {"__cublas$lt$matmul": WORKSPACE, "__cublas$triangularSolve": 0, "__cudnn$convForward": 0}
+
+
+@pytest.mark.parametrize("function, room", CALLS.items())
+def test_of_what_is_called_only_a_product_of_cublas_takes_a_workspace(function, room, monkeypatch):
     call = instruction(9, "custom-call", (1, 2)) + message(f28=function.encode())
     assert beside_peak(monkeypatch, call, root=9, fused=False) == room
 
 
-def test_without_a_product_or_a_program_there_is_nothing(monkeypatch):
+def test_the_workspace_that_a_program_has_already_is_not_counted_again(monkeypatch):
+    number, array = hlo.DTYPES.index, {"f3": [4], "f5": message(f1=[0])}
+    results = [message(f2=number(dtype), **array) for dtype in ("float32", "int8")]
+    shape = message(f2=number("tuple"), f4=results)
+    call = message(f2=b"custom-call", f3=shape, f35=9, f36=[1, 2], f28=b"__cublas$gemm")
+    assert beside_peak(monkeypatch, call, root=9, fused=False) == WORKSPACE - 4
+
+
+def test_without_a_product_there_is_nothing_and_without_a_program_nothing_is_known(monkeypatch):
     assert beside_peak(monkeypatch, instruction(9, "add", (1, 2)), root=9) == 0
     for program in (None, b"\xff"):
         monkeypatch.setattr(products, "serialized_hlo_module", lambda compiled, program=program: program)
-        assert products.beside_peak(None, WORKSPACE) == 0
+        assert products.beside_peak(None, WORKSPACE) is None

@@ -312,13 +312,13 @@ def test_what_is_computed_of_constants_has_room():
 
 @pytest.mark.parametrize("precision", [None, jax.lax.Precision.HIGHEST])
 def test_what_a_chip_rounds_in_a_product_is_no_alarm(precision, monkeypatch):
-    """A trace stands for a kernel that rounds the operands to TF32, as a GPU does unless the call asks for more precision."""
+    """The trace rounds its operand to TF32, as a kernel of a GPU does unless the call asks for more precision."""
 
     def multiplies(model, x):
         operand = jax.lax.reduce_precision(x, 8, 10) if isinstance(x, jax.core.Tracer) else x
         return jnp.dot(operand, jnp.asarray(model.kernel), precision=precision)
 
-    monkeypatch.setattr(staging, "_ROUNDS_PRODUCTS", {"cpu": 2.0**-10})
+    monkeypatch.setattr(staging, "_OF_BACKEND", {"cpu": 2.0**-10})
     found = call(multiplies, nnx.Linear(4, 8, rngs=nnx.Rngs(0)), X, nesting="jit", invariants="parity")
     assert broken(found) == ([] if precision is None else ["parity"])
 

@@ -129,7 +129,7 @@ ON_TARGETS = [
     REFUSED,
     H100,
     replace(H100, share=0.9),
-    replace(H100, most=H100.limit + 2**20),
+    replace(H100, peak=H100.limit - GIB // 2, most=H100.limit + GIB // 4),
     replace(V5E, peak=17 * GIB),  # before jax 0.7.2 there is the sum alone, which may be over a limit that the compiler of a TPU keeps
     LEFT_OUT,
     OnTarget("h100", limit=GIB),
@@ -249,7 +249,12 @@ def test_of_two_calls_the_worse_outcome_is_kept_and_the_seconds_add_up():
 
 @pytest.mark.parametrize(
     "better, worse",
-    [(V5E, replace(V5E, peak=4 * GIB)), (V5E, REFUSED), (LEFT_OUT, OnTarget("h100", limit=GIB))],
+    [
+        (V5E, replace(V5E, peak=4 * GIB)),
+        (V5E, REFUSED),
+        (LEFT_OUT, OnTarget("h100", limit=GIB)),
+        (replace(H100, peak=H100.limit), replace(H100, most=H100.limit + 1)),
+    ],
 )
 def test_which_program_is_worse(better, worse):
     for order in ((better, worse), (worse, better)):
