@@ -125,6 +125,20 @@ def test_state_that_a_step_takes_from_the_host_and_puts_back_is_counted_once():
     assert gpu.split.arguments == chip.split.arguments == (64 + 4) * MIB
 
 
+@with_host_memory
+def test_no_output_on_the_chip_takes_the_place_of_what_is_on_the_host():
+    def fetch(moments, x):
+        moments.value.set_value(jax.device_put(moments.value[...], jax.memory.Space.Device) + x)
+
+    moments = nnx.eval_shape(Moments)
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    moments.value.set_value(jax.ShapeDtypeStruct((4096, 4096), jnp.float32, sharding=there))
+    gpu = on(checked(fetch, moments, jax.ShapeDtypeStruct((4096, 4096), jnp.float32), target="h100", **ONE), "h100")
+    assert (gpu.host, gpu.split.arguments, gpu.split.aliased) == (64 * MIB, 64 * MIB, 0)
+    assert gpu.peak == gpu.picture.total == pytest.approx(128 * MIB, abs=MIB)
+    assert gpu.most == pytest.approx(gpu.peak + 64 * MIB, abs=MIB)
+
+
 class Offloading(nnx.Module):
     """Sixteen layers whose activations of 256 MiB each wait on the host for the backward pass."""
 
