@@ -29,7 +29,7 @@ class Largest:
     size: int
     """The largest size that fits; 0 if the lowest one does not."""
     tried: Mapping[int, OnTarget]
-    """The facts of each size that was tried, in this order: ``fits``, ``peak``, ``limit``."""
+    """The facts of each size that was tried, in this order: ``fits``, ``may_not_fit``, ``peak``, ``limit``."""
 
     def __str__(self) -> str:
         words = (f"{size} {target_rows.brief([on])}" for size, on in sorted(self.tried.items()))

@@ -245,12 +245,12 @@ _COMPILING = (
 )
 
 
-def moves_to_chip(eqn: Any) -> bool:
-    """True for an equation of `jax.device_put` into the memory of a device, as a `jax.memory.Space` or a sharding names it. All versions."""
+def moved_to_chip(eqn: Any) -> list[Any]:
+    """The results of an equation of `jax.device_put` into the memory of a device, as a `jax.memory.Space` or a sharding names it. All versions."""
     if eqn.primitive.name != "device_put":
-        return False
-    names = {getattr(place, name, None) for place in eqn.params["devices"] for name in ("memory_kind", "name")}
-    return bool(names & {"Device", "device"})
+        return []
+    names = ({getattr(place, name, None) for name in ("memory_kind", "name")} for place in eqn.params["devices"])
+    return [var for var, own in zip(eqn.outvars, names, strict=True) if own & {"Device", "device"}]
 
 
 def settings_of_compiles() -> str:
@@ -278,8 +278,8 @@ _TF32, _BFLOAT16 = 2.0**-10, 2.0**-7
 _OF_BACKEND = {"gpu": _TF32, "tpu": _BFLOAT16}
 _OF_ALGORITHM = {"TF32": _TF32, "F16": _TF32, "BF16": _BFLOAT16}
 """The same, by the type that the name of a `jax.lax.DotAlgorithmPreset` begins with."""
-_MORE_PRODUCTS = re.compile(r"_X\d$")
-"""The end of the name of an algorithm that makes several products of one, and is as exact as float32."""
+_SEVERAL_TF32 = re.compile(r"^TF32_.*_X\d$")
+"""An algorithm that makes several products of one, and is as exact as float32. One of bfloat16 is not: XLA rounds the product of a matrix and a vector to it."""
 
 
 def rounding_of_product(eqn: Any) -> float:
@@ -287,15 +287,27 @@ def rounding_of_product(eqn: Any) -> float:
 
     The precision is a parameter of the equation: `None`, one or a pair of `jax.lax.Precision`, or an algorithm. All versions.
     """
-    if eqn.primitive.name not in _PRODUCTS or all(var.aval.dtype not in ("float32", "complex64") for var in eqn.invars):
+    name, default = eqn.primitive.name, _OF_BACKEND.get(jax.default_backend(), 0.0)
+    if name not in _PRODUCTS or all(var.aval.dtype not in ("float32", "complex64") for var in eqn.invars):
         return 0.0
     asked = eqn.params.get("precision")
-    if hasattr(asked, "lhs_precision_type"):  # a `jax.lax.DotAlgorithm`
+    if hasattr(asked, "lhs_precision_type") or hasattr(asked, "supported_lhs_types"):
+        # jax lowers a convolution without the algorithm, and a ragged product with its casts alone.
+        own = 0.0 if name == "conv_general_dilated" else _rounding_of_algorithm(asked, default)
+        return own if name == "dot_general" else max(own, default)
+    names = {getattr(each, "name", "DEFAULT") for each in (asked if isinstance(asked, tuple) else (asked,))}
+    return default if names & {"DEFAULT", "HIGH"} else 0.0
+
+
+def _rounding_of_algorithm(asked: Any, default: float) -> float:
+    """The ``eps`` by which a `jax.lax.DotAlgorithm`, or a preset of one, rounds its operands."""
+    if not hasattr(asked, "name"):
         return float(jnp.finfo(asked.lhs_precision_type).eps)  # type: ignore[no-untyped-call]
-    names = [getattr(each, "name", "DEFAULT") for each in (asked if isinstance(asked, tuple) else (asked,))]
-    if {*names} & {"DEFAULT", "HIGH"}:
-        return _OF_BACKEND.get(jax.default_backend(), 0.0)
-    return 0.0 if _MORE_PRODUCTS.search(names[0]) else _OF_ALGORITHM.get(names[0].partition("_")[0], 0.0)
+    if asked.name == "DEFAULT":
+        return default
+    # A CPU casts to float16, and ignores the rest of an algorithm.
+    exact = jax.default_backend() == "cpu" and not asked.name.startswith("F16")
+    return 0.0 if exact or _SEVERAL_TF32.match(asked.name) else _OF_ALGORITHM.get(asked.name.partition("_")[0], 0.0)
 
 
 SCAN, WHILE, COND, SELECT = "scan", "while", "cond", "select_n"

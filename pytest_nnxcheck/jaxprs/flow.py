@@ -341,8 +341,7 @@ def _without_prints(jaxpr: Any, effects: set[Any]) -> Any:
 
 def moved_to_chip(jaxpr: Any) -> tuple[int, ...]:
     """The bytes of each array that a program moves to the memory of its chip, where it computes with what the host holds."""
-    moves = (eqn for eqn in all_equations(jaxpr) if staging.moves_to_chip(eqn))
-    return tuple(nbytes(var.aval) for eqn in moves for var in eqn.outvars)
+    return tuple(nbytes(var.aval) for eqn in all_equations(jaxpr) for var in staging.moved_to_chip(eqn))
 
 
 def changed_inside(eqn: Any, change: Callable[[Any], Any]) -> Any:
