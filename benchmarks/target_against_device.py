@@ -31,8 +31,9 @@ from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import BY_NAME, parse_target
 from pytest_nnxcheck.core.on_target import OnTarget
 from pytest_nnxcheck.engine.host_memory import OnHost
-from pytest_nnxcheck.engine.on_targets import with_totals
+from pytest_nnxcheck.engine.on_targets import with_most, with_totals
 from pytest_nnxcheck.jaxprs.copies import TracedProgram
+from pytest_nnxcheck.xla.hlo import module_of
 
 KIB, MIB = 2**10, 2**20
 SAME, ALIGNED = 16 * KIB, KIB
@@ -161,7 +162,9 @@ def on_target(program: Program, target: str) -> dict[str, Any]:
     flags = [number in donated for number, _ in enumerate(jax.tree.leaves(arguments))]
     traced = TracedProgram.of(jitted.trace(*arguments).jaxpr, jax.tree.leaves(arguments), flags)
     compiled = targets.compiled_for(there, targets.lowered_for(there, None, jitted, arguments, donated))
-    facts = with_totals(OnTarget(target), compiled, 0, OnHost.of(traced, compiled))
+    module = module_of(compiled)
+    on_host = OnHost.of(traced, module)
+    facts = with_most(with_totals(OnTarget(target), compiled, 0, on_host), module, on_host)
     if facts.split is None:
         return {"error": "the compiler gives no totals"}
     return asdict(facts.split) | {"peak": facts.peak, "most": facts.most}

@@ -245,14 +245,6 @@ _COMPILING = (
 )
 
 
-def moved_to_chip(eqn: Any) -> list[Any]:
-    """The results of an equation of `jax.device_put` into the memory of a device, as a `jax.memory.Space` or a sharding names it. All versions."""
-    if eqn.primitive.name != "device_put":
-        return []
-    names = ({getattr(place, name, None) for name in ("memory_kind", "name")} for place in eqn.params["devices"])
-    return [var for var, own in zip(eqn.outvars, names, strict=True) if own & {"Device", "device"}]
-
-
 def settings_of_compiles() -> str:
     """The options of jax that change what its compilers make of a text, those that this jax has. Public options. All versions."""
     return repr([(name, jax.config.values[name]) for name in _COMPILING if name in jax.config.values])
@@ -272,6 +264,14 @@ def unfused_options() -> dict[str, Any] | None:
     }
 
 
+def moved_to_chip(eqn: Any) -> list[Any]:
+    """The results of an equation of `jax.device_put` into the memory of a device, as a `jax.memory.Space` or a sharding names it. All versions."""
+    if eqn.primitive.name != "device_put":
+        return []
+    names = ({getattr(place, name, None) for name in ("memory_kind", "name")} for place in eqn.params["devices"])
+    return [var for var, own in zip(eqn.outvars, names, strict=True) if own & {"Device", "device"}]
+
+
 _PRODUCTS = frozenset({"dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated"})
 _TF32, _BFLOAT16 = 2.0**-10, 2.0**-7
 """The ``eps`` of the types to which chips round the operands of a product. That of float16 is the one of TF32."""
@@ -287,10 +287,10 @@ def rounding_of_product(eqn: Any) -> float:
 
     The precision is a parameter of the equation: `None`, one or a pair of `jax.lax.Precision`, or an algorithm. All versions.
     """
-    name, default = eqn.primitive.name, _OF_BACKEND.get(jax.default_backend(), 0.0)
+    name = eqn.primitive.name
     if name not in _PRODUCTS or all(var.aval.dtype not in ("float32", "complex64") for var in eqn.invars):
         return 0.0
-    asked = eqn.params.get("precision")
+    asked, default = eqn.params.get("precision"), _OF_BACKEND.get(jax.default_backend(), 0.0)
     if hasattr(asked, "lhs_precision_type") or hasattr(asked, "supported_lhs_types"):
         # jax lowers a convolution without the algorithm, and a ragged product with its casts alone.
         own = 0.0 if name == "conv_general_dilated" else _rounding_of_algorithm(asked, default)

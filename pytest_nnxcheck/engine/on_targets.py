@@ -37,7 +37,7 @@ from pytest_nnxcheck.jaxprs.copies import copies_in
 from pytest_nnxcheck.kept import Folder, Kept
 from pytest_nnxcheck.xla import buffers
 from pytest_nnxcheck.xla.collectives import traffic
-from pytest_nnxcheck.xla.hlo import aliases
+from pytest_nnxcheck.xla.hlo import Module, aliases, module_of
 from pytest_nnxcheck.xla.products import beside_peak
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -94,10 +94,8 @@ def with_totals(on: OnTarget, compiled: Any, constants: int, on_host: OnHost) ->
     totals = compiled.memory_analysis()
     if totals is None:
         return on
-    chip = parse_target(on.target).chip
-    split, gpu = buffers.split_of(compiled), bool(chip.gpu)
+    split, gpu = on_host.on_device(buffers.split_of(compiled)), bool(parse_target(on.target).chip.gpu)
     host = buffers.on_the_host(totals) + sum(on_host.held.values())
-    split = on_host.on_device(split, compiled)
     heap = 0 if gpu else getattr(totals, "peak_memory_in_bytes", 0)
     if host:
         # The peak of a TPU counts it too, not always all of it at once; the sum of the totals is of the chip alone.
@@ -107,10 +105,16 @@ def with_totals(on: OnTarget, compiled: Any, constants: int, on_host: OnHost) ->
     # A GPU's compiler refuses nothing, and that of a TPU counts no outputs before jax 0.7.2. At the end of a call they are there, beside the arguments.
     least = split.peak if gpu else split.peak - split.temporaries
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
-    room = beside_peak(compiled, chip.workspace) if gpu else None
-    most = None if room is None else split.peak + room + on_host.moved
-    on = replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, most=most, host=host)
-    return replace(on, fits=least <= on.limit)
+    return replace(
+        on, split=split, peak=heap or split.peak, unpadded=unpadded or None, host=host, fits=least <= on.limit
+    )
+
+
+def with_most(on: OnTarget, module: Module | None, on_host: OnHost) -> OnTarget:
+    """Add what the device may need at most, on a GPU whose compiler gives totals and the program."""
+    chip = parse_target(on.target).chip
+    room = beside_peak(module, chip.workspace) if chip.gpu else None
+    return on if on.split is None or room is None else replace(on, most=on.split.peak + room + on_host.moved)
 
 
 def with_buffers(on: OnTarget, compiled: Any, program: Program, on_host: OnHost) -> OnTarget:
@@ -121,10 +125,10 @@ def with_buffers(on: OnTarget, compiled: Any, program: Program, on_host: OnHost)
     return replace(on, places=by_line(memory.made, ())[:SHOWN], buffers=shown, picture=Picture.of(memory, on.peak))
 
 
-def with_traffic(on: OnTarget, compiled: Any) -> OnTarget:
+def with_traffic(on: OnTarget, compiled: Any, module: Module | None) -> OnTarget:
     """Add the operations between devices and the work of each, where the compiler gives the program."""
     target = parse_target(on.target)
-    sent = traffic(compiled, slices=target.slices > 1)
+    sent = traffic(module, slices=target.slices > 1)
     on = replace(on, collectives=sent.collectives)
     # The figures of a GPU's compiler are empty. A TPU's counts the body of a loop once.
     costs = None if target.chip.gpu or sent.loops else compiled.cost_analysis()
@@ -224,9 +228,11 @@ class OnTargets:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.TooLarge as error:
                 return replace(said, effort=effort, fits=False, refused=str(error), exhausted=error.memory)
-            on_host = OnHost.of(traced, there) if target.chip.gpu else OnHost()
+            module = module_of(there)
+            on_host = OnHost.of(traced, module) if target.chip.gpu else OnHost()
             found = with_totals(donation.told(replace(said, effort=effort), there), there, constants, on_host)
-            return with_traffic(with_buffers(found, there, program, on_host), there) if found.split else found
+            most = with_most(found, module, on_host)
+            return with_traffic(with_buffers(most, there, program, on_host), there, module) if found.split else found
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:

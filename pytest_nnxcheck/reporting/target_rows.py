@@ -37,10 +37,10 @@ def fit(on: OnTarget) -> str:
         return "compiles; this compiler reports no totals" if on.fits else refused
     if on.fits and on.peak > on.limit:
         return f"fits: its compiler takes the program, whose totals sum up to {peak(on.peak, on.limit)}"
-    verb = "fits: peak {} of {}" if on.fits else "peak {} does not fit {}"
     if on.may_not_fit:
         figures = f"peak {peak(on.peak, on.limit)}, and up to {peak(on.most or 0, on.limit)} on the device"
         return f"may not fit {limit(on)}{share(on)}: {figures}"
+    verb = "fits: peak {} of {}" if on.fits else "peak {} does not fit {}"
     return verb.format(peak(on.peak, on.limit), limit(on)) + share(on)
 
 

@@ -248,18 +248,6 @@ def on_the_host(totals: Any) -> int:
     return int(held - getattr(totals, "host_alias_size_in_bytes", 0))
 
 
-def arguments_of(compiled: Any) -> dict[int, Shape]:
-    """The shapes of a program's arguments on one device, by their number; none where its compiler does not give the program."""
-    data = serialized_hlo_module(compiled)
-    if data is None:
-        return {}
-    try:
-        module = Module.read(data)
-        return {number: module.shape((op.id, ())) for number, op in module.parameters[module.entry].items()}
-    except (hlo.MalformedProto, LookupError):
-        return {}
-
-
 def read(compiled: Any, subject: str | None = None, *, gpu: bool = False, on_host: Collection[int] = ()) -> Memory:
     """Read the memory of a program that ``lowered.compile()`` returned, of any compiler. Raises `CheckError` if the backend gives no totals.
 

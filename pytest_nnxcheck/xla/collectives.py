@@ -11,9 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from pytest_nnxcheck.compat.staging import serialized_hlo_module
 from pytest_nnxcheck.core.on_target import Collective, Network
 from pytest_nnxcheck.xla.hlo import Instruction, MalformedProto, Module, Shape, fields, leaves, messages, numbers, text
 
@@ -45,17 +43,16 @@ class Traffic:
     loops: bool = True
 
 
-def traffic(compiled: Any, *, slices: bool) -> Traffic:
-    """Read a compiled program; ``slices`` if it is one of several slices of TPUs. Nothing where its compiler does not give it, or its format has changed."""
-    data = serialized_hlo_module(compiled)
+def traffic(module: Module | None, *, slices: bool) -> Traffic:
+    """Count the operations of a compiled program; ``slices`` if it is one of several slices of TPUs. Nothing without a program, or where its format has changed."""
+    if module is None:
+        return Traffic()
+    steps = _Steps(module)
     try:
-        steps = _Steps(Module.read(data)) if data is not None else None
-        if steps is None:
-            return Traffic()
         found = tuple(_counted(steps, slices=slices))
     except (MalformedProto, LookupError, ValueError):
         return Traffic()
-    return Traffic(found, any(op.opcode == "while" for op in steps.module.instructions.values()))
+    return Traffic(found, any(op.opcode == "while" for op in module.instructions.values()))
 
 
 def _counted(steps: _Steps, *, slices: bool) -> Iterator[Collective]:

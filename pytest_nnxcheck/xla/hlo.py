@@ -380,6 +380,15 @@ def _frames(index: Message) -> list[tuple[Frame, int]]:
     return [(locations[number(frame, 1) - 1], number(frame, 2)) for frame in messages(index, 4)]
 
 
+def module_of(compiled: Any) -> Module | None:
+    """Read a compiled program; `None` where its compiler does not give it, or its format has changed."""
+    data = serialized_hlo_module(compiled)
+    try:
+        return None if data is None else Module.read(data)
+    except (MalformedProto, LookupError):
+        return None
+
+
 def aliases(compiled: Any) -> dict[int, int] | None:
     """Map each output of a compiled program to the donated parameter whose buffer it takes, both by their flat numbers; `None` where its compiler does not tell.
 

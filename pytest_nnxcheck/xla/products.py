@@ -9,9 +9,7 @@ On an H200 (jax 0.11.2) no peak of 44 programs was higher by more than that and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from pytest_nnxcheck.compat.staging import serialized_hlo_module
 from pytest_nnxcheck.xla.hlo import Instruction, MalformedProto, Module, leaves
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -22,11 +20,10 @@ _CUBLAS = (b"__cublas$gemm", b"__cublas$lt$matmul")
 """The products that are calls of cuBLAS before the device is there. It has other functions too, as that for triangular systems."""
 
 
-def beside_peak(compiled: Any, workspace: int) -> int | None:
-    """The most bytes of one product in a compiled program, with the ``workspace`` of cuBLAS; 0 without products, `None` where its compiler does not give the program."""
-    data = serialized_hlo_module(compiled)
+def beside_peak(module: Module | None, workspace: int) -> int | None:
+    """The most bytes of one product in a compiled program, with the ``workspace`` of cuBLAS; 0 without products, `None` where the program is not known."""
     try:
-        return max(_rooms(Module.read(data), workspace), default=0) if data is not None else None
+        return None if module is None else max(_rooms(module, workspace), default=0)
     except (MalformedProto, LookupError):
         return None
 
